@@ -25,8 +25,8 @@ test: $(VENV)/.test $(VENV)/.model  ## run the tests, two processes at once (JOB
 real: $(VENV)/.test  ## fetch trained models (350 MB) and run the tests that need them
 	@UNSPOOL_REAL_MODELS=1 $(BIN)/python -m pytest tests/real
 
-ray: $(VENV)/.test  ## run the tests that start a Ray cluster on this machine; installs ray (several minutes)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]' && $(BIN)/python -m pytest -m ray tests/ray
+ray: $(VENV)/.test $(VENV)/.ray  ## run the tests that start a Ray cluster on this machine; installs ray (several minutes)
+	@$(BIN)/python -m pytest -m ray tests/ray
 
 gpu:  ## run the tests that need a GPU, with the python at hand: its own torch and triton (JOBS=, TESTS=)
 	@$(PYTHON) tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(TESTS)
@@ -65,29 +65,19 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# Modules are compiled when they are first imported: compiling all of them takes minutes, and few are.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "==> installing unspool and what it needs (torch comes first and is the large one)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.installed
-	@echo "==> installing what the tests need"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	@touch $@
-
-$(VENV)/.serve: $(VENV)/.installed
-	@echo "==> installing what the server needs"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve]'
-	@touch $@
-
-$(VENV)/.bench: $(VENV)/.installed
-	@echo "==> installing what the benchmarks compare with"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	@touch $@
-
-$(VENV)/.check: $(VENV)/.installed
-	@echo "==> installing what the checks need"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[check]'
+# The packages of an extra without the project itself, whose C library would be compiled again.
+EXTRA = import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$*'], sep='\n')
+$(addprefix $(VENV)/.,test serve ray bench check): $(VENV)/.%: $(VENV)/.installed
+	@echo "==> installing the packages of the extra \"$*\""
+	@$(BIN)/python -c "$(EXTRA)" > $(VENV)/$*.txt && $(PIP) -r $(VENV)/$*.txt
 	@touch $@
 
 $(VENV)/.model: $(VENV)/.installed

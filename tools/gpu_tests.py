@@ -5,7 +5,8 @@
     make gpu JOBS=4 TESTS=tests/gpu/test_caches.py              the same, with the python at hand
 
 Needs nothing but pytest. Each process collects all tests and keeps every n-th one, for which this file is also its
-plugin. Logs stay in the folder that is named at the end. On an H200 14 processes ran
+plugin. Failures are printed as they happen, and how far the tests are every 15 s; a run that is interrupted (Ctrl-C,
+SIGTERM, --limit) still ends with its summary. Logs stay in the folder that is named there. On an H200 14 processes ran
 1,632 tests in 194 s (2026-11-15).
 """
 
@@ -14,12 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +32,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST_JOBS = 14  # each holds a CUDA context and its own copy of the models
 SHARD = "UNSPOOL_TEST_SHARD"  # "index/count", for the plugin
-REPORT = "UNSPOOL_TEST_REPORT"  # where the plugin writes its results
+REPORT = "UNSPOOL_TEST_REPORT"  # where the plugin writes what happens, one JSON object per line
+PROGRESS_SECONDS = 15.0  # between two lines that say how far the tests are
 NO_TESTS_COLLECTED = 5  # pytest's exit status for a shard that got nothing
 Item = TypeVar("Item")
 
@@ -49,19 +53,43 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         items[:] = keep_share(items, shard)
 
 
-def pytest_runtest_logreport(report: Any) -> None:
-    if report.failed and os.environ.get(REPORT):  # a process that is stopped at the limit writes no summary
-        print(f"\nfailed: {report.nodeid}\n{report.longreprtext[-2000:]}", flush=True)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def write_event(**event: Any) -> None:
+    """A line for the process outside; each stands in the file at once, because a process may be killed at any time."""
     if path := os.environ.get(REPORT):
-        stats = terminalreporter.stats
-        counts = {
-            outcome: len(stats.get(outcome, [])) for outcome in ("passed", "failed", "error", "skipped", "xfailed")
-        }
-        failures = [[report.nodeid, report.longreprtext] for report in stats.get("failed", []) + stats.get("error", [])]
-        Path(path).write_text(json.dumps({"counts": counts, "failures": failures}))
+        with Path(path).open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def pytest_collection_finish(session: Any) -> None:
+    write_event(collected=len(session.items))
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    write_event(started=nodeid)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    write_event(done=nodeid)
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    outcome = report.outcome
+    if outcome == "passed" and report.when != "call":
+        return
+    if outcome == "failed" and report.when != "call":
+        outcome = "error"
+    if hasattr(report, "wasxfail"):
+        outcome = {"skipped": "xfailed", "passed": "xpassed"}.get(outcome, outcome)
+    write_event(outcome=outcome, test=report.nodeid, text=report.longreprtext if report.failed else "")
+
+
+def pytest_collectreport(report: Any) -> None:
+    if report.failed:
+        write_event(outcome="error", test=report.nodeid, text=report.longreprtext)
+
+
+def pytest_sessionfinish() -> None:
+    write_event(ended=True)
 
 
 # --- outside: the processes -------------------------------------------------------------------------
@@ -69,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @dataclass
 class Shard:
-    """One pytest process and its results."""
+    """One pytest process and its results so far."""
 
     place: int
     process: subprocess.Popen[bytes]
@@ -77,22 +105,52 @@ class Shard:
     report: Path
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
+    num_collected: int | None = None
+    num_done: int = 0
+    running: str = ""  # the test that has started and not ended
+    has_ended: bool = False
+    was_stopped: bool = False
+    _num_read: int = 0  # bytes of the report
+
+    def read(self) -> None:
+        """Takes in what the process has reported since the last time, and prints the failures among it."""
+        if not self.report.is_file():
+            return
+        with self.report.open("rb") as file:
+            file.seek(self._num_read)
+            whole, _, _ = file.read().rpartition(b"\n")  # the last line may be half written
+        self._num_read += len(whole) + bool(whole)
+        for event in map(json.loads, whole.splitlines()):
+            self.num_collected = event.get("collected", self.num_collected)
+            self.num_done += "done" in event
+            self.running = event.get("started", "" if "done" in event else self.running)
+            self.has_ended |= "ended" in event
+            if outcome := event.get("outcome"):
+                self.counts[outcome] += 1
+                if outcome in ("failed", "error"):
+                    self.failures.append((event["test"], event["text"]))
+                    print(f"{outcome}: {event['test']}", flush=True)
 
     def settle(self) -> None:
-        """Reads the report; a process that left none, or failed without saying where, is a failure itself."""
+        """Reads the rest; a process that was cut off, or failed without saying where, is a failure itself."""
+        self.read()
         status = self.process.returncode
-        if self.report.is_file():
-            results = json.loads(self.report.read_text())
-            self.counts.update(results["counts"])
-            self.failures = [(name, text) for name, text in results["failures"]]
-        if not self.report.is_file() or (status not in (0, NO_TESTS_COLLECTED) and not self.failures):
-            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
-            self.counts["error"] += 1
-            self.failures.append((f"process {self.place} ended with status {status}", tail))
+        if self.has_ended and (status in (0, NO_TESTS_COLLECTED) or self.failures):
+            return
+        how = "was stopped" if self.was_stopped else f"ended with status {status}"
+        name = f"process {self.place} {how}" + (f" in {self.running}" if self.running else "")
+        tail = "" if self.was_stopped else "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+        self.counts["error"] += 1
+        self.failures.append((name, tail))
+
+    def stop(self) -> None:
+        self.was_stopped = True
+        self.process.kill()
+        self.process.wait()
 
 
 def start(place: int, jobs: int, tests: list[str], options: list[str], logs: Path) -> Shard:
-    log, report = logs / f"{place}.log", logs / f"{place}.json"
+    log, report = logs / f"{place}.log", logs / f"{place}.jsonl"
     report.unlink(missing_ok=True)  # of another run
     paths = [str(ROOT / "src"), str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     own = {SHARD: f"{place}/{jobs}", REPORT: str(report), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -105,27 +163,53 @@ def start(place: int, jobs: int, tests: list[str], options: list[str], logs: Pat
     return Shard(place, process, log, report)
 
 
+@contextmanager
+def catching_signals() -> Iterator[list[int]]:
+    """The signals that asked this process to end, Ctrl-C's and `kill`'s, so that what is known can still be printed."""
+    caught: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: caught.append(number))
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def wait(shards: list[Shard], limit: float) -> None:
-    """Wait until all have ended, and print each result; those past the limit are killed, and all of them on Ctrl-C."""
-    end = time.monotonic() + limit
+    """Wait until all have ended, and print how far they are; the limit or a signal stops those that still run."""
+    begun = told = time.monotonic()
     running = list(shards)
     try:
-        while running:
-            for shard in [shard for shard in running if shard.process.poll() is not None]:
-                running.remove(shard)
-                shard.settle()
-                print(f"process {shard.place}: {describe(shard.counts)}", flush=True)
-            if running and time.monotonic() > end:
-                print(f"processes that ran past {limit:g} s and are stopped: {len(running)}", flush=True)
+        with catching_signals() as signals:
+            while running:
                 for shard in running:
-                    shard.process.kill()
-                    shard.process.wait()
-                end += limit
-            time.sleep(0.05)
+                    shard.read()
+                now = time.monotonic()
+                if signals or now - begun > limit:
+                    reason = signal.Signals(signals[0]).name if signals else f"the limit of {limit:g} s"
+                    print(f"{reason} stops the processes that still run: {len(running)}", flush=True)
+                    for shard in running:
+                        shard.stop()
+                for shard in [shard for shard in running if shard.process.poll() is not None]:
+                    running.remove(shard)
+                    shard.settle()
+                    print(f"process {shard.place}: {describe(shard.counts)}", flush=True)
+                if now - told > PROGRESS_SECONDS:
+                    told = now
+                    print(describe_progress(shards, now - begun), flush=True)
+                time.sleep(0.05)
     finally:
-        for shard in running:
-            shard.process.kill()
-            shard.process.wait()
+        for shard in running:  # none, unless something is wrong here
+            shard.stop()
+
+
+def describe_progress(shards: list[Shard], seconds: float) -> str:
+    done, failed = sum(shard.num_done for shard in shards), sum(len(shard.failures) for shard in shards)
+    numbers = [shard.num_collected for shard in shards if shard.num_collected is not None]
+    total = f"{sum(numbers):,}" if len(numbers) == len(shards) else "those still being collected"
+    return f"{seconds:.0f} s: {done:,} tests of {total}, {failed:,} failed"
 
 
 def describe(counts: Counter[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -126,11 +127,40 @@ def define(span: Span, window: int | None) -> torch.Tensor:
 
 
 @dataclass
-class Plain:
-    """The slow and obvious cache: a list of numbers a row, each standing for a position's keys and values."""
+class Rows(ABC):
+    """Rows of a batch beside the cache that holds them: what they go through happens to both."""
 
     cache: Cache
-    rows: list[list[float]]
+    rows: list[list[Any]]
+
+    @abstractmethod
+    def read(self, num_new: int, counts: list[int] | None = None) -> None:
+        """One forward pass, checked."""
+
+    def attempt(self, num_new: int, kept: list[int]) -> None:
+        """Tokens that are tried, of which each row keeps some."""
+        before = list(self.cache.lengths)
+        self.cache.begin_trial()
+        self.read(num_new)
+        self.truncate([held + count for held, count in zip(before, kept, strict=True)])
+
+    def truncate(self, lengths: list[int]) -> None:
+        self.cache.truncate(lengths)
+        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
+        assert self.cache.lengths == lengths
+
+    def select(self, index: list[int]) -> None:
+        self.cache.select_rows(index)
+        self.rows = [list(self.rows[i]) for i in index]
+        assert self.cache.lengths == [len(row) for row in self.rows]
+        if not self.cache.is_endless:  # the longest row may have left
+            assert self.cache.get_seq_length() == max(self.cache.lengths, default=0)
+
+
+@dataclass
+class Plain(Rows):
+    """The slow and obvious cache: a list of numbers for each row, each standing for a position's keys and values."""
+
     written: int = 0
 
     def read(self, num_new: int, counts: list[int] | None = None) -> None:
@@ -169,25 +199,6 @@ class Plain:
         pinned = NUM_SINKS if self.cache.is_endless else 0
         first = 0 if window is None else max(0, position + 1 - window)
         return [self.rows[row][place] for place in range(position + 1) if place >= first or place < pinned]
-
-    def attempt(self, num_new: int, kept: list[int]) -> None:
-        """Tokens that are tried, of which each row keeps some."""
-        before = list(self.cache.lengths)
-        self.cache.begin_trial()
-        self.read(num_new)
-        self.truncate([held + count for held, count in zip(before, kept, strict=True)])
-
-    def truncate(self, lengths: list[int]) -> None:
-        self.cache.truncate(lengths)
-        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
-        assert self.cache.lengths == lengths
-
-    def select(self, index: list[int]) -> None:
-        self.cache.select_rows(index)
-        self.rows = [list(self.rows[i]) for i in index]
-        assert self.cache.lengths == [len(row) for row in self.rows]
-        if not self.cache.is_endless:  # the longest row may have left
-            assert self.cache.get_seq_length() == max(self.cache.lengths, default=0)
 
 
 def unpack(part: Any, mask: Mask, span: Span) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cache.plain_cache import Rows
 from tests.conformance.cases import load_adapted, load_model
 
 from unspool.api.core import as_model
@@ -40,12 +41,10 @@ ROOM, MOST_ROWS = 60, 6
 
 
 @dataclass
-class Batch:
-    """Rows of tokens beside the cache that holds them; every pass is checked against a model without a cache."""
+class Batch(Rows):
+    """Rows of tokens; every pass is checked against a model without a cache."""
 
     model: Any
-    cache: Cache
-    rows: list[list[int]]
     generator: torch.Generator
 
     def read(self, num_new: int, counts: list[int] | None = None) -> None:
@@ -69,25 +68,11 @@ class Batch:
         logits: torch.Tensor = self.model.forward(tokens, cache, counts=counts, want=Want("all")).logits
         return logits
 
-    def attempt(self, num_new: int, kept: list[int]) -> None:
-        before = list(self.cache.lengths)
-        self.cache.begin_trial()
-        self.read(num_new)
-        self.truncate([held + count for held, count in zip(before, kept, strict=True)])
-
-    def truncate(self, lengths: list[int]) -> None:
-        self.cache.truncate(lengths)
-        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
-
-    def select(self, index: list[int]) -> None:
-        self.cache.select_rows(index)
-        self.rows = [list(self.rows[row]) for row in index]
-
 
 def open_batch(source: str, name: str, kind: str, rows: int) -> Batch:
     model = SOURCES[source](name)
     cache = model.new_cache(kind, MOST_ROWS, ROOM, config=TOLD.get(kind))
-    return Batch(model, cache, [[] for _ in range(rows)], torch.Generator().manual_seed(7))
+    return Batch(cache, [[] for _ in range(rows)], model, torch.Generator().manual_seed(7))
 
 
 @pytest.mark.parametrize(("source", "name", "kind"), CASES)
@@ -103,14 +88,14 @@ def test_rows_answer_as_without_a_cache(source: str, name: str, kind: str, tmp_p
     batch.attempt(2, [2, 0, 1, 1])
     batch.select([3, 1])
     batch.read(2, [2, 1])
-    copied = Batch(batch.model, batch.cache.clone(), [list(row) for row in batch.rows], torch.Generator())
+    copied = Batch(batch.cache.clone(), [list(row) for row in batch.rows], batch.model, torch.Generator())
     batch.read(1)
     copied.select([1, 0, 1])
     copied.read(2)
     batch.cache.save(tmp_path / "cache.safetensors", model=batch.model)
     loaded = Cache.load(tmp_path / "cache.safetensors", model=batch.model)
     assert type(loaded) is type(batch.cache) and loaded.lengths == batch.cache.lengths
-    again = Batch(batch.model, loaded, [list(row) for row in batch.rows], torch.Generator())
+    again = Batch(loaded, [list(row) for row in batch.rows], batch.model, torch.Generator())
     again.read(1)
     again.truncate([0, len(again.rows[1])])
     again.read(2)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from unspool.decoding.beams.selection import Selection, read_candidates, select_by_operators
+from unspool.decoding.beams.selection import Drawing, Selection, read_candidates, select_by_operators
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 
 HAS_GPU = torch.cuda.is_available()
@@ -39,6 +39,22 @@ def choose(logits: torch.Tensor, running: torch.Tensor, settings: BeamSettings, 
     told = {"is_normalised": False, **counts, **more}
     found = choose_beams(logits.to(DEVICE), running.to(DEVICE), ends, **told)
     return Selection(*(one.cpu() for one in found))
+
+
+@pytest.mark.parametrize("num_beams,num_ends,vocab", [(2, 1, 9_000), (4, 0, 60), (3, 2, 5_000)])
+def test_drawn_candidates(num_beams: int, num_ends: int, vocab: int) -> None:
+    settings = make_settings(num_beams, num_ends)
+    generator = torch.Generator().manual_seed(vocab)
+    for prompts in (1, 3):
+        rows = prompts * num_beams
+        logprobs = (torch.randn(rows, vocab, generator=generator) * 2).log_softmax(-1)
+        running = -torch.rand(rows, generator=generator) * 3
+        seeds = torch.randint(0, 2**62, (rows,), generator=generator)[::num_beams]
+        positions = torch.randint(0, 5_000, (prompts,), generator=generator)
+        ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64)
+        expected = select_by_operators(logprobs, running, ends, settings, Drawing(seeds, positions))
+        drawing = (seeds.to(DEVICE), positions.to(DEVICE))
+        check(choose(logprobs, running, settings, is_normalised=True, drawing=drawing), expected)
 
 
 def check(found: Selection, expected: Selection) -> None:

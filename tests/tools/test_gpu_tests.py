@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 FILE = Path(__file__).resolve().parents[2] / "tools" / "gpu_tests.py"
+LONG = "import time\ndef test_wrong(): assert 1 == 2\ndef test_long(): time.sleep(60)\n"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def test_failures_and_crashes_are_told(runner: ModuleType, tmp_path: Path, capsy
     told = capsys.readouterr().out
     assert "\n2 passed, 1 failed, 1 error in " in told
     assert "assert 1 == 2" in told and "FAILED " in told and "test_few.py::test_wrong" in told
-    assert "FAILED process 2 ended with status 7" in told
+    assert "FAILED process 2 ended with status 7 in " in told and "test_few.py::test_crash\n" in told
 
 
 def test_a_run_that_is_well_ends_with_0_and_one_without_tests_does_not(
@@ -62,9 +66,47 @@ def test_a_run_that_is_well_ends_with_0_and_one_without_tests_does_not(
 
 
 def test_what_runs_too_long_is_stopped(runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "test_long.py").write_text("import time\ndef test_long(): time.sleep(60)\n")
+    (tmp_path / "test_long.py").write_text(LONG)
     assert runner.main(["--jobs", "1", "--limit", "2", str(tmp_path)]) == 1
-    assert "ran past 2 s and are stopped: 1\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the limit of 2 s stops the processes that still run: 1\n" in printed
+    assert "1 error in " in printed and "FAILED process 0 was stopped" in printed
+
+
+def test_progress_and_failures_are_printed_as_they_happen_and_a_signal_ends_with_a_summary(
+    runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_long.py").write_text(LONG)
+    monkeypatch.setattr(runner, "PROGRESS_SECONDS", 0.1)
+    handler = signal.getsignal(signal.SIGTERM)
+    printed = ""
+    describe_progress = runner.describe_progress
+
+    def describe_and_stop(*arguments: Any) -> str:
+        nonlocal printed
+        printed += capfd.readouterr().out
+        if "failed: " in printed:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return str(describe_progress(*arguments))
+
+    monkeypatch.setattr(runner, "describe_progress", describe_and_stop)
+    assert runner.main(["--jobs", "1", str(tmp_path)]) == 1
+    assert "test_long.py::test_wrong\n" in printed and "assert 1 == 2" not in printed
+    rest = capfd.readouterr().out
+    assert " s: 1 tests of 2, 1 failed\n" in rest
+    assert "SIGTERM stops the processes that still run: 1\n" in rest
+    assert "assert 1 == 2" in rest and "\n1 failed, 1 error in " in rest
+    assert "FAILED process 0 was stopped in " in rest and "test_long.py::test_long\n" in rest
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_file_that_can_not_be_imported_is_a_failure(
+    runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    assert runner.main(["--jobs", "1", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "\n1 error in " in printed and "No module named 'no_such_module'" in printed
 
 
 def test_without_a_gpu_it_says_so(

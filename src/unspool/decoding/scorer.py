@@ -67,20 +67,22 @@ class Scorer:
         """Score the next tokens of groups of rows in turn: each sees in `current_tokens` (rows,) what those before it
         have chosen. Yields each group's processed log-probabilities (rows of the group, vocab)."""
         result, history = self._read(rows, normalise=True), rows.history()
-        whole = torch.zeros_like(result.logits)
+        whole = torch.zeros_like(result.logits) if self.record.keeps_steps else None
         for number, places in enumerate(groups):
             index = send(places, history.device)
             extra = _pick(self._find_extra(rows), index, places)
             scores = self.processors.select_rows(index)(
-                history[index],
-                result.scores[index],
+                history.index_select(0, index),
+                result.scores.index_select(0, index),
                 current_tokens=current_tokens,
                 beam_group_idx=number,
                 **extra,
             )
-            whole[index] = scores
+            if whole is not None:
+                whole[index] = scores
             yield scores
-        self.record.keep_scores(result.logits, whole)
+        if whole is not None:
+            self.record.keep_scores(result.logits, whole)
 
     def _process(
         self,

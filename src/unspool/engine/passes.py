@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from unspool.cache import PagedCache
 from unspool.cache.paged.joint import JointRows, shares_pool
 from unspool.decoding.reader import answer_at_once
+from unspool.engine.drafts import Drafting
 from unspool.engine.memory import EngineMemory
 from unspool.protocols import Ask, Forward
 
@@ -55,7 +57,7 @@ class Passes:
                 self._run_alone(members[0])
                 continue
             try:
-                self._run_joint(key, members)
+                self._run_joint(self._find_joint(key, members[0].ask), members)
             except Exception:
                 for job in members:  # one of them is at fault, or there is no memory for all at once
                     self._run_alone(job)
@@ -72,21 +74,34 @@ class Passes:
 
     def _find_key(self, ask: Ask) -> Hashable | None:
         """What asks of one pass have in common; None for one that is read alone."""
-        want = ask.want
-        if self._pool is None or ask.tokens is None or want.hidden_states or want.attentions:
+        want, drafting = ask.want, self._find_drafting(ask)
+        if ask.tokens is None or want.hidden_states or want.attentions:
             return None
-        if not shares_pool(ask.cache, self._pool) or ask.cache.is_trying:
+        if (drafting is None and not self._is_own(ask)) or ask.cache.is_trying:
             return None  # what is tried keeps what it may have to go back to
         is_step = ask.tokens.shape[1] == 1
-        if self._memory.is_packed and not is_step:
+        if drafting is None and self._memory.is_packed and not is_step:
             return None
         kind = (want.logits, want.last_states, want.early, want.exit_layer)
-        return (id(ask.model), kind, self._mixes or is_step)
+        return (id(ask.model), drafting is None, kind, self._mixes or is_step)
 
-    def _run_joint(self, key: Hashable, jobs: Sequence[Job]) -> None:
-        joint = self._joint.get(key)
-        if joint is None:
-            joint = self._joint[key] = JointRows(self._memory.new_cache())
+    def _is_own(self, ask: Ask) -> bool:
+        return self._pool is not None and shares_pool(ask.cache, self._pool)
+
+    def _find_drafting(self, ask: Ask) -> Drafting | None:
+        """The draft model in whose blocks the rows of an ask lie; None if they lie elsewhere."""
+        found = self._memory.drafts.find(ask.model)
+        return found if found is not None and shares_pool(ask.cache, found.pool) else None
+
+    def _find_joint(self, key: Hashable, ask: Ask) -> JointRows:
+        """What holds the rows of all asks with this key, of which one is given; kept from pass to pass."""
+        drafting = self._find_drafting(ask)
+        held = self._joint if drafting is None else drafting.joint
+        if key not in held:
+            held[key] = JointRows(self._memory.new_cache() if drafting is None else PagedCache(drafting.pool))
+        return held[key]
+
+    def _run_joint(self, joint: JointRows, jobs: Sequence[Job]) -> None:
         first = jobs[0].ask
         caches = [job.ask.cache for job in jobs]
         cache = joint.begin(caches, [job.num_rows for job in jobs])  # type: ignore[arg-type]  # _find_key checked it

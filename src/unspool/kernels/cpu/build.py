@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -78,16 +79,18 @@ def build(
     With `program`, a file of csrc that has a main(), the result is that program instead of the library.
     """
     name = machine or platform.machine().lower()
-    parts: dict[str, tuple[str, list[str]]] = {part: (part, []) for part in ("library", "threads", program) if part}
-    for part, flags in {"plain": [], **SETS.get(NAMES.get(name, name), {})}.items():
-        parts[part] = ("kernels", [*flags, f"-DUS_NAME={part}"])
+    sets = {"plain": [], **SETS.get(NAMES.get(name, name), {})}
+    parts = {part: ("kernels", [*flags, f"-DUS_NAME={part}"]) for part, flags in sets.items()}  # first: they take long
+    parts |= {part: (part, []) for part in ("library", "threads", program) if part}
     with tempfile.TemporaryDirectory() as folder:
-        objects = []
+        objects, commands = [], []
         is_zig = "ziglang" in compiler  # it names Arm's extensions in its own way
         for part, (source, flags) in parts.items():
             flags = [_ZIG_NAMES.get(flag, flag) for flag in flags] if is_zig else flags
             objects.append(str(Path(folder) / f"{part}.o"))
-            _call([*compiler, *FLAGS, *extra, *flags, "-c", str(SOURCES / f"{source}.c"), "-o", objects[-1]])
+            commands.append([*compiler, *FLAGS, *extra, *flags, "-c", str(SOURCES / f"{source}.c"), "-o", objects[-1]])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_call, commands))
         made = Path(folder) / "made"
         shape = [] if program else ["-shared"]
         _call([*compiler, *extra, *shape, "-o", str(made), *objects, "-lm", "-lpthread"])

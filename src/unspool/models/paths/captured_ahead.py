@@ -18,8 +18,9 @@ from unspool.kernels.preparations import announce_preparation, end_preparation
 from unspool.kernels.presence import has_triton, runs_kernels
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
-from unspool.models.paths.captured import CapturedStep, explain_no_capture
+from unspool.models.paths.captured import explain_no_capture
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.captured_step import CapturedStep
 
 META: Final = torch.device("meta")
 _lock = threading.Lock()

@@ -11,14 +11,15 @@ from unspool.models.encoder_decoder.call import check_pair
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
-from unspool.models.paths.captured import CapturedSteps, Sources
+from unspool.models.paths.captured import CapturedSteps
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.captured_step import Sources
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
 
 if TYPE_CHECKING:
-    from unspool.models.paths.captured_blocks import Body
+    from unspool.models.paths.captured_body import Body
 
 MOST_QUERIES: Final = 64  # of one source: its beams, and their new tokens
 

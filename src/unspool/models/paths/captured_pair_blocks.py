@@ -23,7 +23,7 @@ from unspool.kernels.gpu.products.product import multiply, takes_addends
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import CrossAttention
-from unspool.models.paths.captured_blocks import Body, StepInputs
+from unspool.models.paths.captured_body import Body, StepInputs
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Embedding, Norm

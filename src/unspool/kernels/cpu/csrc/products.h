@@ -1,0 +1,189 @@
+/* Products of rows with matrices of any kind: rows as int8 if the matrix is quantised, tiles, gates. Included by kernels.c. */
+#ifndef UNSPOOL_PRODUCTS_H
+#define UNSPOOL_PRODUCTS_H
+
+/* One row of `columns` numbers as int8, to its place in its panel. */
+static void quantise(const float *x, int32_t columns, int32_t row, panel p, int8_t *quants, float *scales, float *sums,
+                     int32_t *offsets) {
+    enum { VECTORS = US_BLOCK / LANES, HALF = US_BLOCK / 2 };
+    const size_t blocks = (size_t)(columns / US_BLOCK), at = (size_t)p.first * blocks + (size_t)(row - p.first);
+    quants += at * US_BLOCK;
+    scales += at;
+    sums += at;
+    offsets += 2 * at;
+    for (size_t b = 0; b < blocks;
+         b++, x += US_BLOCK, quants += US_BLOCK * p.count, scales += p.count, sums += p.count, offsets += 2 * p.count) {
+        vec v[VECTORS], most[2] = {fill(0), fill(0)};
+        UNROLLED for (int i = 0; i < VECTORS; i++) {
+            v[i] = load(x + i * LANES);
+            most[i % 2] = larger(most[i % 2], magnitude(v[i]));
+        }
+        const float size = largest(larger(most[0], most[1])), inverse = size > 0 ? 127.0f / size : 0;
+        int32_t whole[US_BLOCK], lower = 0, upper = 0;
+        UNROLLED for (int i = 0; i < VECTORS; i++) {
+            const veci q = nearest(v[i] * inverse);
+            memcpy(whole + i * LANES, &q, sizeof q);
+        }
+        for (int i = 0; i < US_BLOCK; i++) quants[i] = (int8_t)whole[i];
+        for (int i = 0; i < HALF; i++) {
+            lower += whole[i];
+            upper += whole[HALF + i];
+        }
+        *scales = size / 127.0f;
+        *sums = *scales * (float)(lower + upper);
+        offsets[0] = -32 * lower;
+        offsets[1] = -32 * upper;
+    }
+}
+
+typedef struct {
+    const float *x; /* rows of floats, `stride` apart */
+    size_t stride;
+    activations quantised; /* of all panels, one after the other */
+} input;
+
+/* Where results go: y = result, y += result, or y += result + extra; with `gate`, y = activation(gate) * result. */
+typedef struct {
+    float *y;
+    size_t stride;
+    const float *extra;
+    size_t extra_stride;
+    int32_t adds;
+    const int32_t *rows; /* rows of y that results go to, if not their own; */
+    const float *shares; /* and by what they are multiplied before; or NULL */
+} output;
+
+static void multiply_super(int32_t kind, const uint8_t *tile, int supers, activations a, int32_t num_rows, int is_pair,
+                           float *out) {
+#define SUPER(M)                                                                    \
+    case M:                                                                         \
+        if (kind == US_K4) tile_super(tile, supers, a, M, US_K4, is_pair, out);      \
+        else if (kind == US_K5) tile_super(tile, supers, a, M, US_K5, is_pair, out); \
+        else if (kind == US_K6) tile_super(tile, supers, a, M, US_K6, is_pair, out); \
+        else tile_super(tile, supers, a, M, US_Q5, is_pair, out);                   \
+        break;
+    switch (num_rows) {
+        SUPER(1) SUPER(2) SUPER(3) SUPER(4)
+#if MOST_M == 8
+        SUPER(5) SUPER(6) SUPER(7) SUPER(8)
+#endif
+    }
+}
+
+/* Up to OUTPUTS output rows from `first`, for a panel of activations: out[row][OUTPUTS]. */
+static void multiply(const us_matrix *w, int32_t first, int32_t count, const input *in, panel p, float *out) {
+    if (w->rest) { /* tiles of two kinds may be made together */
+        const int32_t left = w->own - first;
+        if (count > left) multiply(w->rest, left > 0 ? 0 : -left, left > 0 ? count - left : count, in, p, left > 0 ? out + left : out);
+        if (left <= 0) return;
+        count = count < left ? count : left;
+    }
+    const size_t blocks = (size_t)(w->columns / US_BLOCK), at = (size_t)p.first * blocks;
+    if (w->kind == US_F32) {
+        multiply_f32((const float *)w->data + (size_t)first * w->columns, w->columns, count, in->x + (size_t)p.first * in->stride,
+                     in->stride, p, out);
+        return;
+    }
+    const int is_q8 = w->kind == US_Q8;
+    const activations a = {in->quantised.quants + at * US_BLOCK, in->quantised.scales + at, in->quantised.sums + at,
+                           in->quantised.offsets + 2 * at};
+    const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * us_block_bytes(w->kind);
+    if (w->kind >= US_K4) {
+        multiply_super(w->kind, tile, (int)blocks / us_count_blocks(w->kind), a, p.count, count > US_TILE, out);
+        return;
+    }
+#define TILE(M, name)                                          \
+    case M:                                                    \
+        if (is_q8) name##_q8(tile, (int)blocks, a, M, out);     \
+        else name##_q4(tile, (int)blocks, a, M, out);           \
+        break;
+#if MOST_M == 8
+#define EVERY(name) TILE(1, name) TILE(2, name) TILE(3, name) TILE(4, name) TILE(5, name) TILE(6, name) TILE(7, name) TILE(8, name)
+#else
+#define EVERY(name) TILE(1, name) TILE(2, name) TILE(3, name) TILE(4, name)
+#endif
+#if OUTPUTS > US_TILE
+    if (count > US_TILE) {
+        switch (p.count) { EVERY(tiles) }
+        return;
+    }
+#endif
+    switch (p.count) { EVERY(tile) }
+}
+
+static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
+    float *y = to->y + (to->rows ? to->rows[row] : row) * to->stride + first;
+    for (int32_t n = 0; n < count; n += LANES) {
+        const int some = count - n < LANES ? count - n : LANES;
+        vec result = load_some(made + n, some);
+        if (w->bias) result += load_some(w->bias + first + n, some);
+        if (to->shares) result *= to->shares[row];
+        if (to->extra) result += load_some(to->extra + row * to->extra_stride + first + n, some);
+        if (to->adds) result += load_some(y + n, some);
+        store_some(y + n, result, some);
+    }
+}
+
+/* How many output rows are made together from a tile on, of the tiles before `last`. */
+static int32_t count_outputs(int64_t tile, int64_t last, int32_t rows) {
+    const int32_t begin = (int32_t)tile * US_TILE, most = last - tile < OUTPUTS / US_TILE ? US_TILE : OUTPUTS;
+    return rows - begin < most ? rows - begin : most;
+}
+
+/* One thread's part of a product for all rows. */
+static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread,
+                          int32_t threads) {
+    int64_t first, last;
+    split((w->rows + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
+    float made[MOST_M * OUTPUTS];
+    for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
+        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, w->rows);
+        for (int32_t row = 0; row < num_rows;) {
+            const panel p = find_panel(w, row, num_rows);
+            multiply(w, begin, count, in, p, made);
+            for (int m = 0; m < p.count; m++) put(w, begin, count, made + OUTPUTS * m, row + m, to);
+            row += p.count;
+        }
+    }
+}
+
+/* gpt-oss's gate: both sides are kept within a limit, and the value counts from -1. */
+INLINE vec gate_clamped(const us_model *model, vec gate, vec value) {
+    const vec most = fill(model->gate_limit);
+    gate = -larger(-gate, -most);
+    value = larger(-larger(-value, -most), -most);
+    return gate * sigmoid(model->gate_gain * gate) * (value + 1.0f);
+}
+
+/* One thread's part of a feed-forward's first product, with its activation: gate rows come before the others. */
+static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
+                      const output *to, int32_t thread, int32_t threads) {
+    int64_t first, last;
+    split((ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
+    float gates[MOST_M * OUTPUTS], values[MOST_M * OUTPUTS];
+    for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
+        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, ffn);
+        for (int32_t row = 0; row < num_rows;) {
+            const panel p = find_panel(w, row, num_rows);
+            multiply(w, begin, count, in, p, gates);
+            if (model->is_gated) multiply(w, ffn + begin, count, in, p, values);
+            for (int m = 0; m < p.count; m++)
+                for (int32_t n = 0; n < count; n += LANES) {
+                    const int some = count - n < LANES ? count - n : LANES;
+                    vec gate = load_some(gates + OUTPUTS * m + n, some);
+                    if (w->bias) gate += load_some(w->bias + begin + n, some);
+                    vec value = fill(1);
+                    if (model->is_gated) {
+                        value = load_some(values + OUTPUTS * m + n, some);
+                        if (w->bias) value += load_some(w->bias + ffn + begin + n, some);
+                    }
+                    const vec result = model->activation == US_CLAMPED ? gate_clamped(model, gate, value)
+                                                                        : activate(model->activation, gate) * value;
+                    store_some(to->y + (row + m) * to->stride + begin + n, result, some);
+                }
+            row += p.count;
+        }
+    }
+}
+
+#endif

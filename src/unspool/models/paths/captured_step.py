@@ -1,0 +1,253 @@
+"""A captured step: its inputs on the device, the graph that reads them, and what it returns."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from unspool.cache.places import Places
+from unspool.kernels.sending import send
+from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.captured_shape import PassShape
+from unspool.protocols import Forward, Want
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.sampling.ends import PassEnd
+    from unspool.kernels.gpu.sampling.epilogues import CapturedEpilogue
+    from unspool.models.paths.captured_body import Body
+
+UNIT: Final = 8  # numbers: addresses are multiples of this
+LOGGED: Final = 16  # steps whose tokens a log holds
+_NOT_THERE: Final = -1
+
+
+class Sources(NamedTuple):
+    """What an encoder's sources are to a pass: where their keys lie, and how many positions each has."""
+
+    places: Places
+    lengths: list[int]
+
+
+class CapturedStep:
+    """A step for a fixed number of rows: its inputs on the device, and the graph that reads them."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        body: Body,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: PassShape,
+    ) -> None:
+        from unspool.kernels.gpu.attention.packed_attention import (
+            count_packed,  # Triton is imported only if a GPU is used
+        )
+        from unspool.kernels.gpu.sampling.tokens import count_tiles
+        from unspool.models.paths.captured_body import StepInputs
+
+        rows, num_logits = shape.rows, (1 + len(shape.early)) * shape.num_tokens
+        size = shape.layout.count_entries(spec.num_layers, rows)
+        if shape.packing is not None:
+            size += count_packed(spec.num_layers, rows)
+        elif shape.away:
+            size += spec.num_layers
+        with torch.inference_mode():
+            table = torch.zeros(size, dtype=torch.int64, device=device)
+            lengths = torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device)
+            num_entries = spec.num_layers + 1 + rows if shape.rows_each else 0
+            self._inputs = StepInputs(
+                tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
+                lengths=lengths,
+                table=table,
+                base=torch.zeros(UNIT, dtype=dtype, device=device),
+                counts=table[-rows:] if shape.packing is not None else lengths,
+                layout=shape.layout,
+                sources=torch.zeros(num_entries, dtype=torch.int64, device=device),
+            )
+            self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
+            self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
+            # A step's most likely tokens are the next one's input, if it is given no others.
+            feeds = shape.num_new == 1 and shape.epilogue is None
+            self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
+            self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
+            self._log = torch.zeros(LOGGED, rows, dtype=torch.int64, device=device) if feeds else None
+            self._body = body
+            self._epilogue: CapturedEpilogue | None = None
+            if shape.epilogue is not None:
+                from unspool.kernels.gpu.sampling.epilogues import EpilogueSizes, make_epilogue
+
+                sizes = EpilogueSizes(
+                    rows,
+                    shape.num_new,
+                    len(shape.early),
+                    self._body.states.shape[1],
+                    spec.vocab_size,
+                    2 * spec.num_kv_heads * spec.head_dim,
+                )
+                self._epilogue = make_epilogue(shape.epilogue, sizes, device)
+        self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
+        self._cap = spec.logit_softcap
+        self._places: weakref.ref[Places] | None = None  # what is in the table; an unused step holds no keys
+        self._sources: tuple[weakref.ref[Places], list[int]] | None = None  # likewise
+        self._lengths: list[int] = []  # the current lengths on the device
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run(
+        self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want, sources: Sources | None = None
+    ) -> Forward:
+        """The result of the pass: logits (tokens, vocab) in float32, and what else its shape contains."""
+        shape, count = self._shape, len(starts) * self._shape.num_new
+        is_known = self._places is not None and self._places() is places
+        knows_sources = sources is None or self._has(sources)
+        is_same = is_known and knows_sources and self._lengths == starts
+        if not (is_same and tokens is self._fed and self._epilogue is None):
+            with torch.inference_mode():
+                if not is_known:
+                    self._send_places(places)
+                if not knows_sources:
+                    assert sources is not None
+                    self._send_sources(sources)
+                if self._lengths != starts:
+                    self._send_lengths(starts)
+                if self._epilogue is not None:
+                    self._epilogue.set_inputs(want.epilogue)
+                if self._graph is None:
+                    self._graph = self._capture(starts)
+                if tokens is not self._fed:
+                    self._inputs.tokens[:count].copy_(tokens.reshape(-1))
+        assert self._graph is not None
+        self._graph.replay()
+        self._fed = None
+        is_advanced = shape.num_new == 1 or shape.is_forked
+        self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
+        logits, result = self._epilogue.take(len(starts)) if self._epilogue is not None else (None, None)
+        if logits is not None:  # those of the candidates that were kept
+            return Forward(logits, epilogue=result, path="captured")
+        if want.is_brief and shape.num_new == 1 and not (shape.early or shape.wants_states or self._epilogue):
+            likeliest = self._likeliest[:count]
+            self._fed = likeliest[:, None]
+            return Forward(self._logits[:count], likeliest=likeliest, fed=self._fed, path="captured")
+        forward = Forward(self._logits[:count].clone(), epilogue=result, path="captured")
+        if shape.num_new == 1:
+            forward.likeliest = self._likeliest[:count].clone()
+        if shape.early and self._epilogue is None:
+            layers = self._logits.view(-1, shape.num_tokens, self._logits.shape[1])[1:]
+            forward.early_logits = tuple(layer[:count].clone() for layer in layers)
+        if shape.wants_states:
+            forward.last_states = self._body.states[:count].clone()
+        return forward
+
+    def run_on(self, num_steps: int) -> torch.Tensor:
+        """Run so many more steps after one that was `brief`, each on the tokens of the one before: what all of them
+        chose (steps, rows), that one's included."""
+        assert self._graph is not None and self._log is not None
+        for _ in range(num_steps):
+            self._graph.replay()
+        last = self._lengths[0] - 1
+        self._lengths = [length + num_steps for length in self._lengths]
+        return self._log[last % LOGGED :][: num_steps + 1, : len(self._lengths)].clone()
+
+    def _has(self, sources: Sources) -> bool:
+        """Whether the device has the addresses of these sources."""
+        known = self._sources
+        return known is not None and known[0]() is sources.places and known[1] == sources.lengths
+
+    def _send_sources(self, sources: Sources) -> None:
+        entries = [*self._list_buffers(sources.places.buffers), *sources.lengths]
+        self._inputs.sources.zero_()  # absent ones have no positions
+        self._inputs.sources[: len(entries)].copy_(send(entries, self._inputs.sources.device))
+        self._sources = (weakref.ref(sources.places), list(sources.lengths))
+
+    def _send_places(self, places: Places) -> None:
+        landing = places.landing if self._shape.away else None
+        buffers, layers = list(places.buffers), places.packed.layers if places.packed is not None else []
+        if landing is not None:
+            brought = {layer: landing.pieces[nth % 2] for nth, layer in enumerate(landing.away)}
+            if places.packed is None:
+                buffers = [brought[layer][0] if layer in brought else held for layer, held in enumerate(buffers)]
+            layers = [brought.get(layer, held) for layer, held in enumerate(layers)]
+        entries = self._list_buffers(buffers)
+        if landing is not None and places.packed is None:
+            entries += self._list_buffers(places.buffers)[:-1]
+        if places.rooms is not None:
+            entries += places.rooms
+        if places.branches:
+            assert places.shared is not None and places.prompt_lengths is not None and places.ancestry is not None
+            entries += [
+                *self._list_buffers(places.shared),
+                *self._list_index(places.ancestry),
+                *places.prompt_lengths,
+            ]
+        if places.block_table is not None:
+            entries += self._list_index(places.block_table)
+        if places.packed is not None:
+            from unspool.kernels.gpu.attention.packed_attention import list_packed
+
+            packed = places.packed
+            absent = [0] * (self._rows - len(packed.num_packed))
+            entries += list_packed(self._inputs.base, layers, packed.num_places, [*packed.num_packed, *absent])
+        if landing is not None and self._body.carrier is not None:
+            num_positions = places.packed.num_places if places.packed is not None else buffers[0].shape[1]
+            self._body.carrier.set_layers(self._inputs.base, landing.homes, landing.pieces, num_positions)
+        self._inputs.table[: len(entries)].copy_(send(entries, self._inputs.table.device))
+        self._places = weakref.ref(places)
+
+    def _list_buffers(self, buffers: Sequence[torch.Tensor]) -> list[int]:
+        base, unit = self._inputs.base.data_ptr(), UNIT * self._inputs.base.element_size()
+        return [*((buffer.data_ptr() - base) // unit for buffer in buffers), buffers[0].shape[1]]
+
+    def _list_index(self, index: torch.Tensor) -> list[int]:
+        return [(index.data_ptr() - self._inputs.lengths.data_ptr()) // index.element_size(), index.shape[1]]
+
+    def _send_lengths(self, starts: Sequence[int]) -> None:
+        lengths = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
+        self._inputs.lengths.copy_(send(lengths, self._inputs.lengths.device, torch.int32))
+
+    def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
+        from unspool.kernels.gpu.launching import compile_ahead, wait_for_compilers
+
+        wait_for_compilers()
+        with compile_ahead():
+            self.launch()
+        self._send_lengths(starts)
+        self.launch()  # one-time setup of kernels and libraries must not be captured
+        self._send_lengths(starts)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.launch()
+        return graph
+
+    def launch(self) -> None:
+        """Launch the kernels of the step."""
+        from unspool.kernels.gpu.sampling.tokens import take_highest
+
+        self._body.run(self._inputs, self._logits)
+        own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
+        if self._shape.num_new == 1 and self._epilogue is None:
+            take_highest(own, self._tops, self._likeliest, lengths, self._cap, self._log)
+            return
+        if self._cap is not None:  # early logits have none
+            own.div_(self._cap).tanh_().mul_(self._cap)
+        if self._epilogue is not None:
+            self._epilogue.finish(self._end_pass())
+        elif self._shape.is_forked:  # one of the candidates will be kept
+            lengths.add_(lengths.ge(0))
+
+    def _end_pass(self) -> PassEnd:
+        from unspool.kernels.gpu.sampling.ends import PassEnd
+
+        inputs = self._inputs
+        return PassEnd(
+            logits=self._logits,
+            likeliest=self._likeliest,
+            states=self._body.states,
+            lengths=inputs.lengths,
+            base=inputs.base,
+            table=inputs.table,
+            num_layers=self._num_layers,
+            unit=UNIT,
+            layout=inputs.layout,
+        )
