@@ -22,6 +22,7 @@
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t veci __attribute__((vector_size(LANES * 4)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
 typedef float quad __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -53,6 +54,17 @@ INLINE float sum(vec v) {
     for (int n = LANES / 2; n; n /= 2)
         for (int i = 0; i < n; i++) part[i] = part[2 * i] + part[2 * i + 1];
     return part[0];
+}
+INLINE int32_t sum_whole(veci v) {
+#if defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)v);
+#elif defined(US_AVX512)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+#endif
 }
 /* The sums of four vectors. */
 INLINE quad sums(const vec *v) {
