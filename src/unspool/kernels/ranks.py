@@ -1,4 +1,4 @@
-"""Log-probabilities on a CPU in one call of the library, whose threads have the cores: of all tokens, or the likeliest."""
+"""Log-probabilities in one call of the CPU library, whose threads have the cores: of all tokens, or the likeliest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def log_probabilities(scores: torch.Tensor) -> torch.Tensor:
 
 
 def rank_rows(scores: torch.Tensor, count: int, *, normalises: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The `count` highest of scores (rows, vocab), falling, or their log-probabilities if it normalises; and their tokens.
+    """The `count` highest of scores (rows, vocab), falling, or their log-probabilities, and their tokens: (rows, count).
 
     None if there is no library for these scores, or a row has fewer that are finite.
     """
@@ -28,4 +28,5 @@ def rank_rows(scores: torch.Tensor, count: int, *, normalises: bool) -> tuple[to
 
 def _find_library(scores: torch.Tensor) -> Library | None:
     is_fit = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.dim() == 2 and scores.numel() > 0
-    return find_library() if is_fit else None
+    library = find_library() if is_fit else None
+    return library if library is not None and library.ranks else None

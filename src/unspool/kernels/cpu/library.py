@@ -18,7 +18,7 @@ from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-ABI: Final = 17
+ABI: Final = 16
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -290,8 +290,10 @@ class Library:
         handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
-        handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
-        handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
+        self.ranks = hasattr(handle, "us_rank_rows")  # a library of the first days of this ABI has none
+        if self.ranks:
+            handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
+            handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
         self.threads = count_threads()
         self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
@@ -352,8 +354,8 @@ class Library:
         return tokens
 
     def normalise_rows(self, scores: torch.Tensor) -> torch.Tensor | None:
-        """The log-probabilities of scores (rows, vocab) float32; None where a row has no finite score, or one that is NaN
-        or infinite."""
+        """The log-probabilities of scores (rows, vocab) float32; None if a row has no finite score, or one that is NaN or
+        infinite."""
         given = scores.contiguous()
         if given.dtype != torch.float32 or given.dim() != 2:
             raise SettingError(f"scores {list(scores.shape)} of {scores.dtype} can't be normalised")

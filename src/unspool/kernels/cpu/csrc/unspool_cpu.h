@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 17
+#define US_ABI 16
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_SUPER 256   /* columns of a super-block: blocks whose scales share a float16 */
