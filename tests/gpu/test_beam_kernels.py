@@ -107,6 +107,22 @@ def test_forbidden_tokens_come_last() -> None:
     assert tokens[1] == [19, 19, 18, 18] and beams[1] == [1, 0, 1, 0]
 
 
+@pytest.mark.parametrize("vocab", [4_100, 7])
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_no_candidate_is_named_twice(vocab: int, is_drawn: bool) -> None:
+    settings = make_settings(2, 1)
+    logprobs = torch.full((4, vocab), -INF)
+    logprobs[:, 3] = 0.0  # an end is forced
+    drawing = (torch.tensor([5, 6], device=DEVICE), torch.tensor([9, 9], device=DEVICE)) if is_drawn else None
+    found = choose(logprobs, torch.zeros(4), settings, is_normalised=True, drawing=drawing)
+    tokens, beams, best = read_candidates(found.packed)
+    for prompt in range(2):
+        assert len(set(zip(tokens[prompt], beams[prompt], strict=True))) == settings.num_candidates
+        assert all(0 <= token < vocab for token in tokens[prompt])
+        assert tokens[prompt][:2] == [3, 3] and best[prompt] == [0.0, 0.0, -INF, -INF]
+        assert 3 not in tokens[prompt][2:]
+
+
 @pytest.mark.parametrize("is_normalised", [False, True])
 def test_what_is_no_number_is_found_first(is_normalised: bool) -> None:
     settings = make_settings(2, 1)

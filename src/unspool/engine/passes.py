@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,10 +43,12 @@ class Passes:
         self._joint: dict[Hashable, JointRows] = {}
         self.num_passes = 0
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Answer every job, or give it the error that its own pass raises."""
+    def run(self, jobs: Sequence[Job], on_answered: Callable[[Job], None] = lambda _: None) -> None:
+        """Answer every job, or give it the error that its own pass raises; `on_answered` is called with each before
+        the next pass is run."""
         if len(jobs) == 1:
             self._run_alone(jobs[0])
+            on_answered(jobs[0])
             return
         groups: dict[Hashable, list[Job]] = {}
         for place, job in enumerate(jobs):
@@ -55,12 +57,14 @@ class Passes:
         for key, members in groups.items():
             if len(members) == 1:
                 self._run_alone(members[0])
-                continue
-            try:
-                self._run_joint(self._find_joint(key, members[0].ask), members)
-            except Exception:
-                for job in members:  # one of them is at fault, or there is no memory for all at once
-                    self._run_alone(job)
+            else:
+                try:
+                    self._run_joint(self._find_joint(key, members[0].ask), members)
+                except Exception:
+                    for job in members:  # one of them is at fault, or there is no memory for all at once
+                        self._run_alone(job)
+            for job in members:
+                on_answered(job)
 
     def _run_alone(self, job: Job) -> None:
         self.num_passes += 1

@@ -187,6 +187,10 @@ static inline int32_t us_count_parts(int32_t num_tokens, int32_t kv_heads, int32
     return threads > 1 && (int64_t)num_tokens * kv_heads < 4 * (int64_t)threads ? (most_keys + US_PART - 1) / US_PART : 0;
 }
 
+/* Whether a matrix has plain rows of numbers, and how many bytes each of those has. */
+static inline int us_is_plain(int32_t kind) { return kind == US_F32 || kind == US_BF16; }
+static inline int us_number_bytes(int32_t kind) { return kind == US_BF16 ? 2 : 4; }
+
 /* Bytes of one block of a tile: of 8 rows of 32 columns. A super-block of 8 blocks has eight times as many. */
 static inline size_t us_block_bytes(int32_t kind) {
     static const size_t bytes[] = {0, 16 + 256, 32 + 128, 144, 176, 210, 32 + 32 + 128};

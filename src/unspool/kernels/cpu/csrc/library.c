@@ -350,12 +350,20 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
     const int32_t columns = matrix->columns, blocks = columns / US_BLOCK;
     for (int32_t i = 0; i < count; i++, out += columns) {
         const int32_t row = rows[i], tile = row / US_TILE, r = row % US_TILE;
-        if (matrix->kind >= US_K4) {
-            read_super_row(matrix, row, out);
-            continue;
-        }
         if (matrix->kind == US_F32) {
             memcpy(out, (const float *)matrix->data + (size_t)row * columns, sizeof(float) * (size_t)columns);
+            continue;
+        }
+        if (matrix->kind == US_BF16) {
+            const uint16_t *from = (const uint16_t *)matrix->data + (size_t)row * columns;
+            for (int32_t k = 0; k < columns; k++) {
+                const uint32_t bits = (uint32_t)from[k] << 16;
+                memcpy(out + k, &bits, 4);
+            }
+            continue;
+        }
+        if (matrix->kind >= US_K4) {
+            read_super_row(matrix, row, out);
             continue;
         }
         const int is_q8 = matrix->kind == US_Q8;

@@ -79,9 +79,10 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
         count = count < left ? count : left;
     }
     const size_t blocks = (size_t)(w->columns / US_BLOCK), at = (size_t)p.first * blocks;
-    if (w->kind == US_F32) {
-        multiply_f32((const float *)w->data + (size_t)first * w->columns, w->columns, count, in->x + (size_t)p.first * in->stride,
-                     in->stride, p, out);
+    if (us_is_plain(w->kind)) {
+        const int size = us_number_bytes(w->kind);
+        multiply_plain((const uint8_t *)w->data + (size_t)first * (size_t)w->columns * (size_t)size, size, w->columns, count,
+                       in->x + (size_t)p.first * in->stride, in->stride, p, out);
         return;
     }
     const int is_q8 = w->kind == US_Q8;

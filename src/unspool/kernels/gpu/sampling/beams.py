@@ -22,10 +22,20 @@ MOST_CANDIDATES: Final = 64  # of a prompt: each is found by one more search
 MOST_RANKED: Final = 4_096  # candidates of all beams of a prompt
 
 
+LOWEST: Final = tl.constexpr(-3.4028234663852886e38)  # stands for what is forbidden: it can be found, once
+
+
+@triton.jit
+def _rank(values, is_there):
+    """Numbers as they are compared: NaN comes first, as in torch, and minus infinity is what nobody finds again."""
+    values = tl.where(values == values, values, float("inf"))
+    return tl.where(is_there, tl.where(values > LOWEST, values, LOWEST), float("-inf"))
+
+
 @triton.jit
 def _tell(top, at):
-    """The number at an address that was found first: NaN and infinity are found alike."""
-    is_odd = top == float("inf")
+    """The number at an address that was found: NaN and infinity are found alike, and so is what is forbidden."""
+    is_odd = (top == float("inf")) | (top == LOWEST)
     return tl.where(is_odd, tl.load(at, mask=is_odd, other=0.0), top)
 
 
@@ -66,17 +76,20 @@ def _rank_tiles(
         seed, position = tl.load(SEEDS + prompt * seed_stride), tl.load(POSITIONS + prompt * position_stride)
         noise = _make_noise(seed, position, (row % BEAMS) * V + token)
         scores = (scores + tl.load(RUNNING + row)) + noise
-    scores = tl.where(scores == scores, scores, float("inf"))  # NaN comes first, as in torch
     place = row * tl.num_programs(1) + tile
     if not IS_NORMALISED:
-        highest = tl.max(scores, 0)
+        known = tl.where(scores == scores, scores, float("inf"))
+        highest = tl.max(known, 0)
         base = tl.where(highest > float("-inf"), highest, 0.0)
         tl.store(PARTS + place * 2, highest)
-        tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(scores - base), 0))
+        tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(known - base), 0))
+    scores = _rank(scores, token < V)
     for rank in range(K):
         top, found = tl.max(scores, 0, return_indices=True)
+        is_found = top > float("-inf")  # the last tile may have fewer
+        found = tl.where(is_found, found, 0)
         tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
-        tl.store(TOKENS + place * K + rank, tile * TILE + found)
+        tl.store(TOKENS + place * K + rank, tl.where(is_found, tile * TILE + found, -1))
         scores = tl.where(at == found, float("-inf"), scores)
 
 
@@ -97,8 +110,9 @@ def _rank_rows(
         _, total = join_parts(PARTS, row, num_tiles, TILES)
     running = tl.load(RUNNING + row)
     first = row * num_tiles * K
-    tops = tl.load(TOPS + first + at, mask=at < num_tiles * K, other=float("-inf"))
-    tops = tl.where(tops == tops, tops, float("inf"))
+    is_there = at < num_tiles * K
+    tops = tl.load(TOPS + first + at, mask=is_there, other=float("-inf"))
+    tops = _rank(tops, is_there & (tl.load(TOKENS + first + at, mask=is_there, other=-1) >= 0))
     for rank in range(K):
         top, place = tl.max(tops, 0, return_indices=True)
         token = tl.load(TOKENS + first + place)
@@ -123,8 +137,8 @@ def _choose(
     let_next_start(PDL)
     wait_for_input(PDL)
     first = prompt * BEAMS * K
-    values = tl.load(VALUES + first + at, mask=at < BEAMS * K, other=float("-inf"))
-    values = tl.where(values == values, values, float("inf"))
+    is_value = at < BEAMS * K
+    values = _rank(tl.load(VALUES + first + at, mask=is_value, other=float("-inf")), is_value)
     best = tl.full((CP,), float("-inf"), tl.float32)
     parent, token = tl.zeros((CP,), tl.int32), tl.zeros((CP,), tl.int32)
     for rank in range(C):
