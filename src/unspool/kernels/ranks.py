@@ -15,7 +15,7 @@ def log_probabilities(scores: torch.Tensor) -> torch.Tensor:
 
 
 def rank_rows(scores: torch.Tensor, count: int, *, normalises: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The `count` highest of scores (rows, vocab), falling, or their log-probabilities, and their tokens: (rows, count).
+    """The `count` highest of scores (rows, vocab), falling, or their log-probabilities; and their tokens.
 
     None if there is no library for these scores, or a row has fewer that are finite.
     """

@@ -360,8 +360,8 @@ class Library:
         return tokens
 
     def normalise_rows(self, scores: torch.Tensor) -> torch.Tensor | None:
-        """The log-probabilities of scores (rows, vocab) float32; None if a row has no finite score, or one that is NaN or
-        infinite."""
+        """The log-probabilities of scores (rows, vocab) float32; None if a row has no finite score, or one that is NaN
+        or infinite."""
         given = scores.contiguous()
         if given.dtype != torch.float32 or given.dim() != 2:
             raise SettingError(f"scores {list(scores.shape)} of {scores.dtype} can't be normalised")
