@@ -4,8 +4,8 @@ So the device never waits for the host. The tokens of a step feed the next one w
 pinned memory while that one runs. What it learns then comes one step late: a row that has ended rides along once more,
 and the step launched after the last one is forgotten.
 
-A greedy step of a small model is shorter than what the host does for it. Then a few steps are launched together, as far
-as they take half a millisecond, and their tokens are fetched together.
+A greedy step of a small model is shorter than what the host does for it. So a few steps are launched together, as far
+as they take two milliseconds, and their tokens are fetched together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.turns import TokenTurns
 from unspool.kernels.sending import Fetched, fetch
 
-SECONDS_AT_ONCE: Final = 5e-4  # of steps that are launched together: those after a text's end are done for nothing
+SECONDS_AT_ONCE: Final = 2e-3  # of steps that are launched together: those after a text's end are done for nothing
 MOST_STEPS: Final = 4
 
 
@@ -49,7 +49,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Pace:
-    """How long a step takes, so that as many are launched together as take half a millisecond."""
+    """How long a step takes, and how many are launched together therefore."""
 
     seconds: float = SECONDS_AT_ONCE
     landed_at: float | None = None  # when the tokens of the last steps came

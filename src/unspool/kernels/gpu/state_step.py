@@ -18,7 +18,7 @@ from unspool.kernels.gpu.launching import launch, launch_options, let_next_start
 
 CHANNELS: Final = 128  # per program of a convolution
 FEW_CHANNELS: Final = 32  # per program that holds their states
-_WARPS: Final = 4  # of such a program
+TIMED_CHANNELS: Final = 16  # the same if it multiplies for their time steps too
 
 
 @triton.jit
@@ -280,7 +280,7 @@ def feed_timed(
     rows, states, inner = state.shape
     launch(
         _feed_timed,
-        (triton.cdiv(inner, FEW_CHANNELS), rows),
+        (triton.cdiv(inner, TIMED_CHANNELS), rows),
         gates,
         chosen,
         time,
@@ -298,9 +298,9 @@ def feed_timed(
         STATES=triton.next_power_of_2(states),
         RANK=time.shape[1],
         RANKS=triton.next_power_of_2(time.shape[1]),
-        BLOCK=FEW_CHANNELS,
+        BLOCK=TIMED_CHANNELS,
         NORMS=eps is not None,
-        num_warps=_WARPS,
+        num_warps=4,
         **launch_options(),
     )
 

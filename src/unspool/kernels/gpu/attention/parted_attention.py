@@ -60,86 +60,51 @@ def divide_keys(length, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(
-    keys, BIASES, head, length, place, end, rd,
-    TILES: tl.constexpr, STEP: tl.constexpr, POSITION: tl.constexpr, APART: tl.constexpr, DISTANCES: tl.constexpr,
-):  # fmt: skip
-    """Keys and values (keys, warps, width) of the positions `place`, of those STEP further, and so on, with biases."""
-    ks, vs, biases, seen = (), (), (), ()
-    for tile in tl.static_range(TILES):
-        at = place + tile * STEP
-        lines = keys + at.to(tl.int64)[:, :, None] * POSITION + rd[None, None, :]
-        is_key = at < end
-        ks = ks + (tl.load(lines, mask=is_key[:, :, None], other=0.0),)
-        vs = vs + (tl.load(lines + APART, mask=is_key[:, :, None], other=0.0),)
-        bias = 0.0
-        if DISTANCES > 0:  # of a table (heads, DISTANCES), the last for all distances beyond
-            back = tl.minimum(length - at, DISTANCES - 1)
-            bias = tl.load(BIASES + head * DISTANCES + back, mask=is_key, other=0.0)
-        biases, seen = biases + (bias,), seen + (is_key,)
-    return ks, vs, biases, seen
-
-
-@triton.jit
-def _score(q, ks, biases, seen, TILES: tl.constexpr):
-    """The scores (keys, warps) of keys, tile by tile."""
-    scores = ()
-    for tile in tl.static_range(TILES):
-        score = tl.sum(ks[tile].to(tl.float32) * q[None, None, :], 2) + biases[tile]
-        scores = scores + (tl.where(seen[tile], score, float("-inf")),)
-    return scores
-
-
-@triton.jit
-def _continue(q, loaded, highest, total, read, TILES: tl.constexpr):
-    """Continue every warp's online softmax over the keys that `_load_keys` loaded."""
-    ks, vs, biases, seen = loaded
-    scores = _score(q, ks, biases, seen, TILES)
-    most = scores[0]
-    for tile in tl.static_range(1, TILES):
-        most = tl.maximum(most, scores[tile])
-    higher = tl.maximum(highest, tl.max(most, 0))
+def _continue(q, k, v, bias, is_key, highest, total, read):
+    """Continue an online softmax over some keys (keys, width)."""
+    scores = tl.sum(k.to(tl.float32) * q[None, :], 1) + bias
+    scores = tl.where(is_key, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, 0))
     base = tl.where(higher == float("-inf"), 0.0, higher)
     fade = tl.exp(highest - base)
-    weights = tl.exp(scores[0] - base[None, :])
-    whole, found = weights, weights[:, :, None] * vs[0].to(tl.float32)
-    for tile in tl.static_range(1, TILES):
-        weights = tl.exp(scores[tile] - base[None, :])
-        whole += weights
-        found += weights[:, :, None] * vs[tile].to(tl.float32)
-    return higher, total * fade + tl.sum(whole, 0), read * fade[:, None] + tl.sum(found, 0)
+    weights = tl.exp(scores - base)
+    total = total * fade + tl.sum(weights, 0)
+    read = read * fade + tl.sum(weights[:, None] * v.to(tl.float32), 0)
+    return higher, total, read
 
 
 @triton.jit
-def _join_pairs(a, b, c, d):
-    """Two highest scores with the sums of the weights relative to them, as one."""
-    higher = tl.maximum(a, c)
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    return higher, b * tl.exp(a - base) + d * tl.exp(c - base)
+def _load_biases(BIASES, head, back, is_key, DISTANCES: tl.constexpr):
+    """The biases of distances `back`, of a table (heads, DISTANCES); the last is for all beyond."""
+    bias = 0.0
+    if DISTANCES > 0:
+        bias = tl.load(BIASES + head * DISTANCES + tl.minimum(back, DISTANCES - 1), mask=is_key, other=0.0)
+    return bias
 
 
 @triton.jit(do_not_specialize=["layer"])
 def _attend_one(
     Q, BASE, TABLE, LENGTH, BIASES, VALUES, STATS, layer, scale,
     HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
-    DISTANCES: tl.constexpr, WRITES: tl.constexpr, WARPS: tl.constexpr, LINE_BYTES: tl.constexpr, PDL: tl.constexpr,
+    DISTANCES: tl.constexpr, WRITES: tl.constexpr, LINE_BYTES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head, split = tl.program_id(0), tl.program_id(1)
     LINE: tl.constexpr = LINE_BYTES * 8 // Q.dtype.element_ty.primitive_bitwidth  # numbers
     POSITION: tl.constexpr = 2 * HEADS * D  # numbers per position
-    EACH: tl.constexpr = max(4096 // Q.dtype.element_ty.primitive_bitwidth // D, 1)  # keys that a warp loads at once
-    STEP: tl.constexpr = WARPS * EACH
-    TILES: tl.constexpr = BLOCK // STEP
     length = tl.load(LENGTH).to(tl.int32)
     chunk, used = divide_keys(length, SPLITS, BLOCK)
     begin = split * chunk
     end = tl.minimum(begin + chunk, length)
     keys = BASE + tl.load(TABLE + layer) * UNIT + head * D
-    rd, warp = tl.arange(0, D), tl.arange(0, WARPS)
-    place = begin + tl.arange(0, EACH)[:, None] + warp[None, :] * EACH  # this order keeps a warp's keys in its threads
-    loaded = _load_keys(keys, BIASES, head, length, place, end, rd, TILES, STEP, POSITION, HEADS * D, DISTANCES)
+    rd, tile = tl.arange(0, D), tl.arange(0, BLOCK)
+    place = begin + tile
+    at = keys + place.to(tl.int64)[:, None] * POSITION + rd[None, :]
+    is_held = (place < end)[:, None]
+    k = tl.load(at, mask=is_held, other=0.0)
+    v = tl.load(at + HEADS * D, mask=is_held, other=0.0)
+    bias = _load_biases(BIASES, head, length - place, place < end, DISTANCES)
     LINES: tl.constexpr = (D + LINE - 1) // LINE
-    number, tile = tl.arange(0, LINES) * LINE, tl.arange(0, BLOCK)
+    number = tl.arange(0, LINES) * LINE
     for start in tl.range(begin + BLOCK, end, BLOCK):
         asked = start + tile
         lines = keys + asked.to(tl.int64)[:, None] * POSITION + number[None, :]
@@ -150,35 +115,39 @@ def _attend_one(
     wait_for_input(PDL)
     if (length >= 0) & (split < used):
         q = tl.load(Q + head * D + rd).to(tl.float32) * scale
-        highest, total = tl.full((WARPS,), float("-inf"), tl.float32), tl.zeros((WARPS,), tl.float32)
-        read = tl.zeros((WARPS, D), tl.float32)
-        if WRITES:  # the last program sees the new key, its first warp before all others, and writes it
+        k_new, v_new = rd, rd
+        if WRITES:
             new_at = Q + (HEADS + head) * D + rd
             k_new, v_new = tl.load(new_at), tl.load(new_at + HEADS * D)
-            score = tl.sum(q * k_new.to(tl.float32), 0)
-            if DISTANCES > 0:
-                score += tl.load(BIASES + head * DISTANCES)
-            is_new = (warp == 0) & (split == used - 1)
-            highest, total = tl.where(is_new, score, highest), tl.where(is_new, 1.0, total)
-            read = tl.where(is_new[:, None], v_new.to(tl.float32)[None, :], read)
-            if split == used - 1:
+        highest, total = float("-inf"), 0.0
+        read = tl.zeros((D,), tl.float32)
+        highest, total, read = _continue(q, k, v, bias, place < end, highest, total, read)
+        for start in tl.range(begin + BLOCK, end, BLOCK):
+            others = start + tile
+            others_at = keys + others.to(tl.int64)[:, None] * POSITION + rd[None, :]
+            is_other = (others < end)[:, None]
+            k_other = tl.load(others_at, mask=is_other, other=0.0)
+            v_other = tl.load(others_at + HEADS * D, mask=is_other, other=0.0)
+            bias = _load_biases(BIASES, head, length - others, others < end, DISTANCES)
+            highest, total, read = _continue(q, k_other, v_other, bias, others < end, highest, total, read)
+        if WRITES:  # noqa: SIM102 - the one is a constant, the other is not
+            if split == used - 1:  # it sees the new key, and writes it
+                score = tl.sum(q * k_new.to(tl.float32), 0)
+                if DISTANCES > 0:
+                    score += tl.load(BIASES + head * DISTANCES)
+                higher = tl.maximum(highest, score)
+                fade = tl.exp(highest - higher)
+                weight = tl.exp(score - higher)
+                total = total * fade + weight
+                read = read * fade + weight * v_new.to(tl.float32)
+                highest = higher
                 into = keys + length.to(tl.int64) * POSITION + rd
                 tl.store(into, k_new)
                 tl.store(into + HEADS * D, v_new)
-        highest, total, read = _continue(q, loaded, highest, total, read, TILES)
-        for start in tl.range(begin + BLOCK, end, BLOCK):
-            more = _load_keys(
-                keys, BIASES, head, length, start - begin + place, end, rd,
-                TILES, STEP, POSITION, HEADS * D, DISTANCES,
-            )  # fmt: skip
-            highest, total, read = _continue(q, more, highest, total, read, TILES)
-        peak, whole = tl.reduce((highest, total), 0, _join_pairs)
-        share = tl.exp(highest - tl.where(peak == float("-inf"), 0.0, peak)) / whole
-        read = tl.sum(read * share[:, None], 0)
         part = split * HEADS + head
-        tl.store(VALUES + part * D + rd, read.to(VALUES.dtype.element_ty))
-        tl.store(STATS + part, peak)
-        tl.store(STATS + SPLITS * HEADS + part, whole)
+        tl.store(VALUES + part * D + rd, (read / total).to(VALUES.dtype.element_ty))
+        tl.store(STATS + part, highest)
+        tl.store(STATS + SPLITS * HEADS + part, total)
 
 
 class PartedAttention:
@@ -232,7 +201,6 @@ class PartedAttention:
             UNIT=UNIT,
             DISTANCES=self._distances,
             WRITES=self._writes,
-            WARPS=tiling.warps,
             LINE_BYTES=LINE_BYTES,
             num_warps=tiling.warps,
             **launch_options(),

@@ -1,4 +1,4 @@
-"""A matrix times one row after a layer norm, with what follows it: bias, activation and gate.
+"""A matrix times one row after a layer norm, with what follows it: bias and activation.
 
 The reference is `F.linear` after `kernels.norms.layer_norm`. A warp has whole rows of the matrix and the whole input:
 sums stay inside warps, and no thread waits for another. Once the input is there little is left to do, and of that time
@@ -18,7 +18,6 @@ from unspool.kernels.gpu.launching import launch, launch_options, let_next_start
 from unspool.kernels.gpu.products.activations import NONE, activate
 
 COLUMNS = tl.constexpr(256)  # that a warp loads at a time, 16 bytes per thread
-WIDEST: Final = 2048  # inputs: every thread holds a part of the row, and of some rows of the matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,18 @@ class WarpTiling:
 
     rows: int
     warps: int
+
+
+# (outputs, inputs): where it was faster than `row_product` in whole steps of BART-large on an H200, 2026-11-16
+_MEASURED: Final[dict[tuple[int, int], WarpTiling]] = {
+    (4096, 1024): WarpTiling(4, 4),
+    (3072, 1024): WarpTiling(2, 4),
+}
+
+
+def choose_warp_tiling(weight: torch.Tensor) -> WarpTiling | None:
+    """The tiling for a matrix after a layer norm of one row; None if `row_product` is used."""
+    return None if weight.dtype == torch.float32 else _MEASURED.get((weight.shape[0], weight.shape[1]))
 
 
 @triton.jit
@@ -40,19 +51,14 @@ def _load_rows(at, is_row, rk, k: tl.constexpr, K: tl.constexpr, IS_EVEN: tl.con
 
 
 @triton.jit
-def _load_matrix(
-    W, first, rk, N, K: tl.constexpr, EACH: tl.constexpr, IS_EVEN: tl.constexpr, IS_THERE: tl.constexpr
-):  # fmt: skip
+def _load_matrix(W, first, rk, N, K: tl.constexpr, EACH: tl.constexpr, IS_EVEN: tl.constexpr):
     """EACH rows of the matrix per warp, from `first` on, in parts (warps, COLUMNS)."""
     ws = ()
     for each in tl.static_range(EACH):
         at = W + (first + each).to(tl.int64)[:, None] * K + rk[None, :]
         parts = ()
         for k in tl.static_range(0, K, COLUMNS):
-            w = rk
-            if IS_THERE:
-                w = _load_rows(at, first + each < N, rk, k, K, IS_EVEN)
-            parts = parts + (w,)
+            parts = parts + (_load_rows(at, first + each < N, rk, k, K, IS_EVEN),)
         ws = ws + (parts,)
     return ws
 
@@ -102,21 +108,18 @@ def _normalise(
 @triton.jit
 def _multiply_normed(
     W, X, NORM, SHIFT, BIAS, Y, KEPT, eps, N,
-    K: tl.constexpr, WARPS: tl.constexpr, EACH: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr,
+    K: tl.constexpr, WARPS: tl.constexpr, EACH: tl.constexpr, ACT: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, KEEPS: tl.constexpr,
     IS_EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     warp, rk = tl.arange(0, WARPS), tl.arange(0, COLUMNS)
     first = (tl.program_id(0) * WARPS + warp) * EACH
     every = tl.zeros((WARPS, 1), tl.int32)
-    ws = _load_matrix(W, first, rk, N, K, EACH, IS_EVEN, True)
-    vs = _load_matrix(W + N.to(tl.int64) * K, first, rk, N, K, EACH, IS_EVEN, IS_GATED)  # the gated half
+    ws = _load_matrix(W, first, rk, N, K, EACH, IS_EVEN)
     outputs = first[:, None] + tl.arange(0, EACH)[None, :]
-    bias, other_bias = 0.0, 0.0
+    bias = 0.0
     if HAS_BIAS:
         bias = tl.load(BIAS + outputs, mask=outputs < N, other=0.0).to(tl.float32)
-        if IS_GATED:
-            other_bias = tl.load(BIAS + N + outputs, mask=outputs < N, other=0.0).to(tl.float32)
     norms, shifts = _load_row(NORM, every, rk, K, HAS_NORM), _load_row(SHIFT, every, rk, K, HAS_SHIFT)
     let_next_start(PDL)
     wait_for_input(PDL)
@@ -126,27 +129,20 @@ def _multiply_normed(
         xs, norms, shifts, pivot, KEPT, eps, warp, every, rk, K, WARPS, HAS_NORM, HAS_SHIFT, KEEPS
     )  # fmt: skip
     slot = tl.arange(0, EACH)[None, :]
-    y, other = tl.zeros((WARPS, EACH), tl.float32), tl.zeros((WARPS, EACH), tl.float32)
+    y = tl.zeros((WARPS, EACH), tl.float32)
     for each in tl.static_range(EACH):
         total = tl.zeros((WARPS, COLUMNS), tl.float32)
-        beside_total = total
         for k in tl.static_range(0, K, COLUMNS):
             total += ws[each][k // COLUMNS].to(tl.float32) * given[k // COLUMNS]
-            if IS_GATED:
-                beside_total += vs[each][k // COLUMNS].to(tl.float32) * given[k // COLUMNS]
         y = tl.where(slot == each, tl.sum(total, 1)[:, None], y)
-        if IS_GATED:
-            other = tl.where(slot == each, tl.sum(beside_total, 1)[:, None], other)
     y = activate(y + bias, ACT)
-    if IS_GATED:
-        y *= other + other_bias
     tl.store(Y + outputs, y.to(Y.dtype.element_ty), mask=outputs < N)
 
 
 def multiply_normed(
-    weight: torch.Tensor,  # (outputs, inputs); gate above value if gated
+    weight: torch.Tensor,  # (outputs, inputs)
     x: torch.Tensor,  # (1, inputs)
-    out: torch.Tensor,  # (1, outputs), half as many if gated
+    out: torch.Tensor,  # (1, outputs)
     tiling: WarpTiling,
     *,
     norm: torch.Tensor | None,
@@ -154,11 +150,10 @@ def multiply_normed(
     shift: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     activation: int = NONE,
-    is_gated: bool = False,
     kept: torch.Tensor | None = None,
 ) -> None:
-    """out = activation(weight @ layer_norm(x) + bias), times the gated half; `kept` gets what the norm makes of x."""
-    outputs, inputs = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
+    """out = activation(weight @ layer_norm(x) + bias); `kept` gets what the norm makes of x."""
+    outputs, inputs = weight.shape
     launch(
         _multiply_normed,
         (triton.cdiv(outputs, tiling.rows * tiling.warps),),
@@ -175,7 +170,6 @@ def multiply_normed(
         WARPS=tiling.warps,
         EACH=tiling.rows,
         ACT=activation,
-        IS_GATED=is_gated,
         HAS_NORM=norm is not None,
         HAS_SHIFT=shift is not None,
         HAS_BIAS=bias is not None,
