@@ -17,7 +17,7 @@ from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import LiveBeam, Result
 from unspool.decoding.rows import Rows
-from unspool.decoding.scorer import Scorer
+from unspool.decoding.scorer import Scorer, take_rows
 from unspool.kernels.sending import fetch, send
 
 
@@ -180,9 +180,9 @@ class GroupBeams(ScoredBeams):
         parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
         history = rows.read_history()
         before = list(self._origins)
-        for number, scores in enumerate(self._scorer.next_groups(rows, self._groups, current)):
+        for number, scores in enumerate(self._scorer.next_groups(rows, self._groups, self._places, current)):
             group, places = self._groups[number], self._places[number]
-            best, tokens, beams = read_best(scores, running.index_select(0, places), self._size, num_candidates)
+            best, tokens, beams = read_best(scores, take_rows(running, group, places), self._size, num_candidates)
             if self._notes is not None:
                 self._notes.look(number)
             verdict = self._judge.process(

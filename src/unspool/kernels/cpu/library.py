@@ -263,6 +263,7 @@ DRAW: Final = np.dtype(  # us_draw
 )
 Draws = np.ndarray[Any, np.dtype[np.void]]
 """How each of some rows is drawn from: an array of `DRAW`."""
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
 NO_DRAW: Final = -1
 UNSURE: Final = -2
 
@@ -349,15 +350,19 @@ class Library:
     def draw_rows(self, scores: torch.Tensor, draws: Draws) -> torch.Tensor:
         """The tokens (rows,) int32 that are drawn from scores (rows, vocab) as `draws` (rows,) say; `NO_DRAW` where no
         score is finite, or one is NaN or infinite, `UNSURE` where rounding decides what top-p leaves."""
+        tokens = np.full(len(scores), NO_DRAW, dtype=np.int32)
+        self.draw_into(scores, draws, tokens)
+        return torch.from_numpy(tokens)
+
+    def draw_into(self, scores: torch.Tensor, draws: Draws, tokens: Tokens) -> None:
+        """The same, written to `tokens` (rows,)."""
         given = scores.contiguous()
-        if given.dtype != torch.float32 or draws.dtype != DRAW or draws.shape != given.shape[:1]:
+        rows, vocab = given.shape
+        if given.dtype != torch.float32 or draws.dtype != DRAW or not draws.shape == tokens.shape == (rows,):
             raise SettingError(f"{len(draws)} draws can't be made from scores {list(scores.shape)} of {scores.dtype}")
-        tokens = torch.full((len(given),), NO_DRAW, dtype=torch.int32)
-        if given.numel():
-            at, count = draws.ctypes.data, self.threads
-            if self._handle.us_draw_rows(point(given), *given.shape, at, point(tokens), count):
-                raise ResourceError("there is no memory for a draw from the scores")
-        return tokens
+        places = (given.data_ptr(), rows, vocab, draws.ctypes.data, tokens.ctypes.data)
+        if rows and vocab and self._handle.us_draw_rows(*places, self.threads):
+            raise ResourceError("there is no memory for a draw from the scores")
 
     def normalise_rows(self, scores: torch.Tensor) -> torch.Tensor | None:
         """The log-probabilities of scores (rows, vocab) float32; None if a row has no finite score, or one that is NaN

@@ -217,6 +217,7 @@ struct us_team {
 
 int32_t us_gather(int32_t threads);                 /* take the team for one call; how many it really has */
 void us_do(us_task task, const void *argument);      /* let all of them work, and give the team back */
+void us_leave(void);                                 /* give it back without work */
 void us_meet(us_team *team);                         /* wait for all threads of the team */
 
 extern const us_kernels us_plain;
