@@ -25,7 +25,7 @@ from unspool.cache import (
     QuantoQuantizedCache,
 )
 from unspool.errors import LoadError, SettingError
-from unspool.kernels.packed import PackedKeys
+from unspool.kernels.packed_keys import PackedKeys
 
 KINDS: dict[str, Callable[[int], QuantizedCache]] = {
     "own": lambda nbits: QuantizedCache(configure(nbits=nbits)),
