@@ -5,13 +5,17 @@
     python benchmarks/adapter.py --tiny --rounds 1 --new 8             # a smoke run
     python benchmarks/adapter.py --attached                            # CPU: attach(model), SmolLM2-135M's shape
     python benchmarks/adapter.py --attached --device cuda --dtype bfloat16   # Llama 1B, 8B, Qwen3 0.6B, Gemma 3 1B
+    python benchmarks/adapter.py --attached --device cuda --dtype bfloat16 --shapes gemma3-1b --own 0 --watch
 
 Weights are random. Every engine writes `--new` tokens after a prompt of `--prompt` tokens, `--rounds` times in turns;
 the figure is the median time per token after the first, from runs of one and of all tokens.
 
 `--attached` compares an object after `unspool.attach(model)` with its own generate and with the same weights loaded
-natively: tokens per second of one greedy row, the seconds of the first call (8 tokens), and the memory that the process
-(on a GPU: torch) holds after it beyond the object's weights. Kernels are compiled anew for every shape.
+natively: tokens per second of one greedy row, the seconds from attach() to the end of the first call (8 tokens), and
+the memory that the process (on a GPU: torch) holds after it beyond the object's weights. On a GPU every shape has a
+process of its own with an empty cache of kernels, after one call of its own generate, which starts CUDA and its
+libraries. `--own` is the number of tokens that its own generate is timed with, 0 for not at all. Weights are rounded to
+the dtype of the checkpoint that an object would come from (`--stored`): bfloat16 for all of these models.
 """
 
 from __future__ import annotations
@@ -22,14 +26,19 @@ import gc
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # CUDA is started by forks, and not before
+
 import torch
 import transformers
+from cold_start import watch_compilers  # benchmarks/cold_start.py
 
 import unspool
 from unspool.models.registry import build_model
@@ -74,7 +83,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the class of the config, an
 }
 ATTACHED = ["llama-1b", "qwen3-0.6b", "gemma3-1b", "llama-8b"]
 FIRST = 8  # tokens of the first call
-FEW = 24  # tokens that the reference is measured with
 
 
 def main() -> None:
@@ -88,13 +96,19 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--attached", action="store_true", help="attach(model) beside its own generate")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=None, help="with --attached")
+    parser.add_argument("--own", type=int, default=24, help="with --attached: tokens of its own generate")
+    parser.add_argument("--stored", default="bfloat16", help="with --attached: the dtype that weights were saved in")
+    parser.add_argument("--watch", action="store_true", help="with --attached: list what is compiled")
     arguments = parser.parse_args()
     if arguments.attached:
         usual = ATTACHED if arguments.device.startswith("cuda") else ["smollm2-135m"]
         for shape in arguments.shapes or (["tiny"] if arguments.tiny else usual):
             with tempfile.TemporaryDirectory() as kernels:
                 os.environ["TRITON_CACHE_DIR"] = kernels
-                measure_attached(shape, arguments)
+                if arguments.device.startswith("cuda"):
+                    run_apart(functools.partial(measure_attached, shape, arguments))
+                else:
+                    measure_attached(shape, arguments)
         return
     for sizes in (TINY,) if arguments.tiny else (SMALL, SMOLLM):
         measure(sizes, arguments)
@@ -129,6 +143,22 @@ def measure(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
         print(f"{work:<24}" + "".join(f"{value:>14.2f}" for value in medians.values()) + f"{ratio:>16.2f}")
 
 
+def run_apart(work: Callable[[], None]) -> None:
+    """Run something in a fork, in which nothing was compiled and CUDA has not started."""
+    process = os.fork()
+    if process:
+        os.waitpid(process, 0)
+        return
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     """One shape's lines."""
     kind, sizes = SHAPES[shape]
@@ -136,14 +166,23 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     config = getattr(transformers, kind)(**sizes, eos_token_id=None, bos_token_id=1, pad_token_id=0)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, arguments.stored)).to(dtype)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     ids = torch.randint(3, config.vocab_size, (1, arguments.prompt), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
     own = model.generate
     time_call(own, inputs, FIRST, {})  # what a process takes once, for torch and transformers
     before = count_bytes(device)
-    unspool.attach(model)
-    first = time_call(model.generate, inputs, FIRST, {})
+    compiled = watch_compilers() if arguments.watch and device.type == "cuda" else []
+    attach, stream = unspool.attach, unspool.stream  # imported when they are asked for
+    started = time.perf_counter()
+    attach(model)
+    marks = [("attached", time.perf_counter())]
+    call = {"max_new_tokens": FIRST, "do_sample": False, "pad_token_id": 0}
+    for number, _ in enumerate(stream(model, **inputs, **call), 1):
+        if number in (1, 2, FIRST):
+            marks.append((f"token {number}", time.perf_counter()))
     grown = count_bytes(device) - before
     output = model.generate(**inputs, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
     held = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -153,9 +192,10 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
         "attached": model.generate,
         "native": functools.partial(unspool.generate, native),
     }
-    few = min(FEW, arguments.new)
-    took = [time_call(own, inputs, num_new, {}) for num_new in (1, few)]
-    rates: dict[str, list[float]] = {"its own": [(few - 1) / (took[1] - took[0])], "attached": [], "native": []}
+    rates: dict[str, list[float]] = {"attached": [], "native": []}
+    if arguments.own > 1:
+        took = [time_call(own, inputs, num_new, {}) for num_new in (1, arguments.own)]
+        rates["its own"] = [(arguments.own - 1) / (took[1] - took[0])]
     for turn in range(arguments.rounds + 1):
         for name, generate in engines.items():
             took = [time_call(generate, inputs, num_new, {}) for num_new in (1, arguments.new)]
@@ -164,17 +204,14 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(f"\n{shape}, {arguments.dtype}, {device}, transformers {transformers.__version__}: {weights / 1e6:.0f} MB")
     print("  tokens/s: " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
-    print(
-        f"  attached / its own {medians['attached'] / medians['its own']:.2f}, "
-        f"attached / native {medians['attached'] / medians['native']:.3f}"
-    )
-    print(f"  first call {first:.2f} s, memory {1 + grown / weights:.3f} of the object's ({grown / 1e6:.0f} MB more)")
+    ratios = {name: medians["attached"] / medians[name] for name in medians if name != "attached"}
+    print("  " + ", ".join(f"attached / {name} {ratio:.3f}" for name, ratio in ratios.items()))
+    print("  first call: " + ", ".join(f"{name} {at - started:.2f}" for name, at in marks) + " s")
+    print(f"  memory {1 + grown / weights:.3f} of the object's ({grown / 1e6:.0f} MB more)")
     print(f"  path: {output.stats.path}, {output.stats.path_reason or 'no reason given'}")
+    for at, line in sorted(compiled):
+        print(f"    {at - started:6.2f} s: {line}")
     unspool.detach(model)
-    del model, held, engines, own, output, native
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def count_bytes(device: torch.device) -> int:

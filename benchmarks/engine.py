@@ -341,32 +341,48 @@ def measure_arrivals(setting: Setting) -> dict[str, float]:
 
 
 def measure_peer(setting: Setting, reference: Any) -> dict[str, float]:
-    """transformers' `generate_batch` over the greedy work: the faster of two calls, what it prepares included."""
+    """transformers' `generate_batch` over the greedy work or its first requests, and the engine over the same ones.
+
+    The faster of two calls counts, what it prepares included; of one, if the second would come too late.
+    """
     import transformers
 
     num_new, limit = setting.options.num_new, setting.options.peer_seconds
+    prompts = setting.prompts[: setting.options.peer_requests]
     config = transformers.GenerationConfig(
         max_new_tokens=num_new, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
     seconds: list[float] = []
     found: list[Any] = []
+    failures: list[BaseException] = []
 
     def run() -> None:
-        for _ in range(2):
-            started = time.perf_counter()
-            outputs = reference.generate_batch(inputs=setting.prompts, generation_config=config, progress_bar=False)
-            setting.synchronize()
-            seconds.append(time.perf_counter() - started)
-            found.append(sum(len(output.generated_tokens) for output in outputs.values()))
+        try:
+            for _ in range(2):
+                started = time.perf_counter()
+                outputs = reference.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+                setting.synchronize()
+                seconds.append(time.perf_counter() - started)
+                found.append(sum(len(output.generated_tokens) for output in outputs.values()))
+        except BaseException as error:
+            failures.append(error)
 
     thread = threading.Thread(target=run, daemon=True)  # where its own thread dies, it waits for ever
     thread.start()
     thread.join(limit)
-    if not seconds:
-        raise RuntimeError(f"it did not come back within {limit} seconds")
-    if min(found) < len(setting.prompts) * num_new:
-        raise RuntimeError(f"it gave {min(found)} of {len(setting.prompts) * num_new} tokens")
-    return {"transformers generate_batch": found[0] / min(seconds)}
+    if not found:
+        raise failures[0] if failures else RuntimeError(f"it did not come back within {limit} seconds")
+    total = len(prompts) * num_new
+    if min(found) < total:
+        raise RuntimeError(f"it gave {min(found)} of {total} tokens")
+    results = {"transformers generate_batch": total / min(seconds)}
+    if len(prompts) < len(setting.prompts) and not thread.is_alive():
+        asked = {"max_new_tokens": num_new, **COMMON}
+        with setting.make_engine() as engine:
+            own = total / setting.time(lambda: run_all(engine, prompts, [asked] * len(prompts)))
+        results[f"engine, the same {len(prompts)} requests"] = own
+        results["engine, times generate_batch"] = own / results["transformers generate_batch"]
+    return results
 
 
 def run_all(engine: unspool.Engine, prompts: list[list[int]], asked: list[dict[str, Any]]) -> None:
@@ -427,6 +443,7 @@ def main() -> None:
     )
     parser.add_argument("--peer", action="store_true", help="transformers' generate_batch too, if it can be imported")
     parser.add_argument("--peer-seconds", type=float, default=300.0, help="after which it is given up")
+    parser.add_argument("--peer-requests", type=int, help="how many of the requests it gets (all)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"
@@ -442,7 +459,10 @@ def main() -> None:
         "arrivals": measure_arrivals,
     }
     kept: dict[str, Any] = {}
-    for setting, parts in make_settings(options):
+    settings = make_settings(options)
+    gc.collect()
+    gc.freeze()  # as the program does once a model is loaded: a collection would look at all that was imported
+    for setting, parts in settings:
         for work in options.only:
             figures = measures[work](setting)
             if work == "greedy" and options.peer and parts is not None and find_spec("transformers") is not None:

@@ -67,6 +67,18 @@ def test_sequences_are_those_of_searches_step_by_step(settings: dict[str, Any], 
     assert len(made) == 1 and not made[0]._flights and made[0]._parents is None
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_cache_that_cannot_follow_is_told_every_step(settings: dict[str, Any], request: Any) -> None:
+    lm = load_model("llama")
+    expected = lm.generate(PROMPTS, max_new_tokens=12, cache_implementation="paged", **settings)
+    made = request.getfixturevalue("ahead")
+    found = lm.generate(PROMPTS, max_new_tokens=12, cache_implementation="paged", **settings)
+    assert found.token_ids == expected.token_ids
+    assert found.finish_reasons == expected.finish_reasons
+    assert found.stats.forward_passes == expected.stats.forward_passes
+    assert len(made) == 1 and not made[0].num_launched
+
+
 @pytest.mark.parametrize("name", ["llama", "t5"])
 @pytest.mark.parametrize("ends", [None, MANY_ENDS], ids=["by length", "by an end"])
 def test_scores_origins_and_cache_of_one_prompt(name: str, ends: list[int] | None, request: Any) -> None:

@@ -91,6 +91,25 @@ WAYS: tuple[dict[str, Any], ...] = (
         "seed": 8,
     },
     {"do_sample": True, "typical_p": 0.8, "epsilon_cutoff": 0.01, "seed": 9},
+    {
+        "do_sample": True,
+        "temperature": 0.8,
+        "repetition_penalty": 1.1,
+        "watermarking_config": unspool.SynthIDTextWatermarkingConfig(ngram_len=3, keys=[7, 12, 99]),
+        "seed": 10,
+    },
+    {
+        "do_sample": True,
+        "top_k": 0,
+        "watermarking_config": unspool.WatermarkingConfig(bias=3.0, seeding_scheme="selfhash", context_width=3),
+        "seed": 11,
+    },
+    {
+        "do_sample": True,
+        "top_k": 4,
+        "watermarking_config": unspool.GumbelWatermarkingConfig(context_width=1),
+        "seed": 12,
+    },
 )
 
 

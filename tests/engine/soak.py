@@ -21,7 +21,7 @@ from typing import Any
 
 import unspool
 from tests.conformance.cases import GOLDENS
-from tests.engine.fakes import BLOCK_BYTES, FakeWithLayers, make_lm
+from tests.engine.fakes import BLOCK_BYTES, Fake, FakeWithLayers, make_lm
 from tests.engine.test_mixes import LAYERED, REQUESTS, check, make_pair, try_call
 from unspool.engine.request import Request
 
@@ -145,12 +145,14 @@ def soak(seconds: float, seed: int) -> int:
     fake, pair = make_lm(FakeWithLayers()), make_pair()
     real = unspool.load(GOLDENS / "models" / "llama", quantize="int8")
     kinds = {name: asked for name, asked in REQUESTS.items() if name not in ("long", "forced words")}
+    drafts = {"assistant_model": make_lm(Fake())}  # its scores are among the fake's own: it is right more or less often
+    drafted: dict[str, Any] = {"drafted": drafts, "drafted and drawn": {**drafts, "do_sample": True, "seed": 3}}
     size = 2 * real.model.key_shape.num_layers * real.model.key_shape.num_kv_heads * real.model.key_shape.head_dim * 4
     engines = [
         (
             unspool.Engine(fake, memory=BLOCK_BYTES * NUM_BLOCKS, block_size=16, max_rows=16, tokens_per_pass=64),
             fake,
-            LAYERED,
+            LAYERED | drafted,
         ),
         (
             unspool.Engine(real, memory=size * 16 * NUM_BLOCKS, block_size=16, max_rows=16, tokens_per_pass=64),

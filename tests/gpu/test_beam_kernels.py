@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from unspool.decoding.beams.selection import Selection, read_candidates, select_by_operators
+from unspool.decoding.beams.selection import Drawing, Selection, read_candidates, select_by_operators
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 
 HAS_GPU = torch.cuda.is_available()
@@ -39,6 +39,22 @@ def choose(logits: torch.Tensor, running: torch.Tensor, settings: BeamSettings, 
     told = {"is_normalised": False, **counts, **more}
     found = choose_beams(logits.to(DEVICE), running.to(DEVICE), ends, **told)
     return Selection(*(one.cpu() for one in found))
+
+
+@pytest.mark.parametrize("num_beams,num_ends,vocab", [(2, 1, 9_000), (4, 0, 60), (3, 2, 5_000)])
+def test_drawn_candidates(num_beams: int, num_ends: int, vocab: int) -> None:
+    settings = make_settings(num_beams, num_ends)
+    generator = torch.Generator().manual_seed(vocab)
+    for prompts in (1, 3):
+        rows = prompts * num_beams
+        logprobs = (torch.randn(rows, vocab, generator=generator) * 2).log_softmax(-1)
+        running = -torch.rand(rows, generator=generator) * 3
+        seeds = torch.randint(0, 2**62, (rows,), generator=generator)[::num_beams]
+        positions = torch.randint(0, 5_000, (prompts,), generator=generator)
+        ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64)
+        expected = select_by_operators(logprobs, running, ends, settings, Drawing(seeds, positions))
+        drawing = (seeds.to(DEVICE), positions.to(DEVICE))
+        check(choose(logprobs, running, settings, is_normalised=True, drawing=drawing), expected)
 
 
 def check(found: Selection, expected: Selection) -> None:
@@ -89,6 +105,22 @@ def test_forbidden_tokens_come_last() -> None:
     assert found.tokens[:2].tolist() == [4_999, 3] and found.parents[:2].tolist() == [1, 0]
     assert found.running[:2].tolist() == [-2.0, torch.tensor(-1.0 + NEVER, dtype=torch.float32).item()]
     assert tokens[1] == [19, 19, 18, 18] and beams[1] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("vocab", [4_100, 7])
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_no_candidate_is_named_twice(vocab: int, is_drawn: bool) -> None:
+    settings = make_settings(2, 1)
+    logprobs = torch.full((4, vocab), -INF)
+    logprobs[:, 3] = 0.0  # an end is forced
+    drawing = (torch.tensor([5, 6], device=DEVICE), torch.tensor([9, 9], device=DEVICE)) if is_drawn else None
+    found = choose(logprobs, torch.zeros(4), settings, is_normalised=True, drawing=drawing)
+    tokens, beams, best = read_candidates(found.packed)
+    for prompt in range(2):
+        assert len(set(zip(tokens[prompt], beams[prompt], strict=True))) == settings.num_candidates
+        assert all(0 <= token < vocab for token in tokens[prompt])
+        assert tokens[prompt][:2] == [3, 3] and best[prompt] == [0.0, 0.0, -INF, -INF]
+        assert 3 not in tokens[prompt][2:]
 
 
 @pytest.mark.parametrize("is_normalised", [False, True])

@@ -25,6 +25,13 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"logprobs": 2},
     {"num_return_sequences": 2, "do_sample": True, "seed": 9},
 )
+DRAWN: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.8, "top_p": 0.9},
+    {"top_k": 7},
+    {"min_p": 0.05},
+    {"repetition_penalty": 1.2, "top_k": 20, "top_p": 0.8},
+    {"top_k": 0, "top_p": 0.9},
+)
 
 
 @lru_cache
@@ -50,6 +57,60 @@ def test_greedy_rows_that_feed_themselves() -> None:
 def test_rows_of_all_kinds() -> None:
     asked = [{"max_new_tokens": 30, **ASKED[place % len(ASKED)]} for place in range(len(PROMPTS))]
     assert count_equal(asked) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_beams": 3},
+        {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5, "repetition_penalty": 1.2},
+        {"num_beams": 2, "do_sample": True, "seed": 3},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+        {"num_beams": 3, "force_words_ids": [[7, 8]]},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"guidance_scale": 1.7},
+        {"dola_layers": "high"},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+)
+def test_special_requests_beside_plain_rows(asked: dict[str, Any]) -> None:
+    pytest.importorskip("greenlet")
+    every = [{"max_new_tokens": 20, **(asked if place % 3 else ASKED[place % 7])} for place in range(12)]
+    lm = load()
+    with unspool.Engine(lm) as engine:
+        requests = [engine.submit(prompt, **one) for prompt, one in zip(PROMPTS, every, strict=False)]
+        found = [request.result(60).token_ids for request in requests]
+    assert found == [lm.generate(prompt, **one).token_ids for prompt, one in zip(PROMPTS, every, strict=False)]
+
+
+def test_tails_that_are_drawn_together() -> None:
+    asked = [
+        {"max_new_tokens": 30, "do_sample": True, "seed": place, **DRAWN[place % len(DRAWN)]}
+        for place in range(len(PROMPTS))
+    ]
+    assert count_equal(asked) == len(PROMPTS)
+
+
+def test_draft_models_share_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("greenlet")
+    lm, drafts = load(), unspool.load(GOLDENS / "models" / "llama", device="cuda", dtype=torch.float32)
+    asked = {"assistant_model": drafts, "max_new_tokens": 20, "eos_token_id": None}
+    alone = [lm.generate(prompt, **asked).token_ids for prompt in PROMPTS[:4]]
+    calls, forward = [], type(drafts.model).forward
+
+    def count(model: Any, *given: Any, **more: Any) -> Any:
+        calls.append(model)
+        return forward(model, *given, **more)
+
+    monkeypatch.setattr(type(drafts.model), "forward", count)
+    for prompt in PROMPTS[:4]:
+        lm.generate(prompt, **asked)
+    num_alone = sum(one is drafts.model for one in calls)
+    calls.clear()
+    with unspool.Engine(lm) as engine:
+        requests = [engine.submit(prompt, **asked) for prompt in PROMPTS[:4]]
+        assert [request.result(60).token_ids for request in requests] == alone
+    assert sum(one is drafts.model for one in calls) <= num_alone // 2
 
 
 def test_little_memory() -> None:

@@ -26,7 +26,7 @@ from unspool import (
 )
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.select import NO_TOKEN, draw, draw_plainly
-from unspool.decoding.tails import draw_by_kernels, draw_by_operators, draw_from_tail
+from unspool.decoding.tails import JoinedTails, draw_by_kernels, draw_by_operators, draw_from_tail
 from unspool.logits.fused import FusedTail, split_tail
 
 HAS_GPU = torch.cuda.is_available()
@@ -109,6 +109,24 @@ def test_tokens_are_the_plain_chains(name: str, kind: str, vocab: int) -> None:
     for seed in range(8 if HAS_GPU else 1):
         scores, uniforms = make_scores(kind, rows, vocab, seed), make_uniforms(rows, seed)
         check(draw_here(make_tail(*CHAINS[name]), scores, uniforms), CHAINS[name], scores, uniforms)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_tails_drawn_together(kind: str) -> None:
+    names = ["usual", "top-k alone", "top-p of nothing", "min-p", "all of them"]
+    tails, rows = [make_tail(*CHAINS[name]) for name in names], 16 if HAS_GPU else 2
+    scores, uniforms = make_scores(kind, rows * len(tails), 3_000), make_uniforms(rows * len(tails))
+    joined = JoinedTails([(tail, rows) for tail in tails])
+    found = joined.draw(scores.to(DEVICE), uniforms.to(DEVICE)).cpu().split(rows)
+    for tail, own, part, numbers in zip(tails, found, scores.split(rows), uniforms.split(rows), strict=True):
+        assert own.tolist() == draw_here(tail, part, numbers).tolist()
+
+
+def test_what_is_drawn_beside_others() -> None:
+    assert JoinedTails.fits(make_tail(*CHAINS["all of them"]), DEVICE) == HAS_GPU
+    assert not JoinedTails.fits(None, DEVICE)
+    assert not JoinedTails.fits(make_tail(*CHAINS["many candidates"]), DEVICE)  # they are not ranked by the kernels
+    assert not JoinedTails.fits(make_tail(0.7, 20, 0.5, fewest=2), DEVICE)
 
 
 # top_a, typical, epsilon, eta

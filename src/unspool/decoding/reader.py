@@ -43,6 +43,9 @@ MOST_TOKENS_OF_A_PASS = 16_384
 Watch = Callable[[Forward, Sequence[int], Sequence[int]], None]
 """Called with a pass, where each row's reading began and how many positions it took."""
 
+OpenDraftCache = Callable[[Model], Cache | None]
+"""Makes a cache without rows for a model that drafts; None: the model makes its own."""
+
 
 def answer_at_once(ask: Ask) -> Forward:
     """The answer of `generate()`: the model's own forward pass."""
@@ -82,6 +85,7 @@ class Reader:
         want: Want = LAST,
         answer: Answer | None = None,
         answer_source: SourceAnswer | None = None,
+        open_draft_cache: OpenDraftCache | None = None,
         readout: Readout | None = None,
         chunk: int | None = None,
         keeps_cache: bool = True,
@@ -93,6 +97,7 @@ class Reader:
         self.cache = cache
         self.answer = answer or answer_at_once
         self.answer_source = answer_source or encode_at_once  # for draft models that have an encoder
+        self.open_draft_cache = open_draft_cache
         self.readout = readout or Readout()
         self.want = self.readout.widen(want)
         self.keeps_cache = keeps_cache

@@ -23,7 +23,7 @@ from unspool.decoding.preparation import Hooks, build_criteria, build_late_crite
 from unspool.decoding.prompt_logprobs import read_prompt_logprobs
 from unspool.decoding.prompts import Prompts, join_encoded, mark_columns
 from unspool.decoding.randomness import draw_seed
-from unspool.decoding.reader import Reader, between_passes, encode_at_once
+from unspool.decoding.reader import OpenDraftCache, Reader, between_passes, encode_at_once
 from unspool.decoding.readouts.base import Readout
 from unspool.decoding.record import Record
 from unspool.decoding.returns import append_rows, build_output
@@ -73,6 +73,7 @@ class Run:
         self.answer: Answer | None = None  # who answers what it asks of its models; None: they themselves, at once
         self.answer_source: SourceAnswer | None = None  # and of their encoders
         self.open_cache: Callable[[], Cache] | None = None  # who makes its cache; None: the model
+        self.open_draft_cache: OpenDraftCache | None = None  # and that of a model that drafts
         self._reader: Reader | None = None
         self._turns: Turns | None = None
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
@@ -321,6 +322,7 @@ class Run:
             want=self._want,
             answer=self.answer,
             answer_source=self.answer_source,
+            open_draft_cache=self.open_draft_cache,
             readout=self._readout,
             chunk=settings.prefill_chunk_size,
             keeps_cache=settings.use_cache is not False,

@@ -62,25 +62,34 @@ class Scorer:
         return result
 
     def next_groups(
-        self, rows: Rows, groups: Sequence[Sequence[int]], current_tokens: torch.Tensor
+        self,
+        rows: Rows,
+        groups: Sequence[Sequence[int]],
+        index: Sequence[torch.Tensor],
+        current_tokens: torch.Tensor,
     ) -> Iterator[torch.Tensor]:
         """Score the next tokens of groups of rows in turn: each sees in `current_tokens` (rows,) what those before it
-        have chosen. Yields each group's processed log-probabilities (rows of the group, vocab)."""
+        have chosen. `index` has the groups where the rows are. Yields each group's processed log-probabilities (rows of
+        the group, vocab)."""
         result, history = self._read(rows, normalise=True), rows.history()
-        whole = torch.zeros_like(result.logits)
-        for number, places in enumerate(groups):
-            index = send(places, history.device)
-            extra = _pick(self._find_extra(rows), index, places)
-            scores = self.processors.select_rows(index)(
-                history[index],
-                result.scores[index],
+        whole = torch.zeros_like(result.logits) if self.record.keeps_steps else None
+        for number, (places, own) in enumerate(zip(groups, index, strict=True)):
+            extra = _pick(self._find_extra(rows), own, places)
+            shown, given = (take_rows(values, places, own) for values in (history, result.scores))
+            if self._copies_logits:
+                shown, given = shown.clone(), given.clone()
+            scores = self.processors.select_rows(own)(
+                shown,
+                given,
                 current_tokens=current_tokens,
                 beam_group_idx=number,
                 **extra,
             )
-            whole[index] = scores
+            if whole is not None:
+                whole[own] = scores
             yield scores
-        self.record.keep_scores(result.logits, whole)
+        if whole is not None:
+            self.record.keep_scores(result.logits, whole)
 
     def _process(
         self,
@@ -275,3 +284,9 @@ class Scorer:
 def _pick(extra: Mapping[str, torch.Tensor], index: torch.Tensor, places: Sequence[int]) -> dict[str, torch.Tensor]:
     """What belongs to the rows at `places`, which `index` has on the device; `host_ids` are on the host."""
     return {name: values[list(places) if name == "host_ids" else index] for name, values in extra.items()}
+
+
+def take_rows(values: torch.Tensor, places: Sequence[int], index: torch.Tensor) -> torch.Tensor:
+    """The rows at `places`, which `index` has on their device; a part of the values if they stand side by side."""
+    first, stop = places[0], places[0] + len(places)
+    return values[first:stop] if list(places) == list(range(first, stop)) else values.index_select(0, index)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import torch
 
 from unspool.decoding.select import draw
@@ -9,6 +13,9 @@ from unspool.kernels.cpu.library import UNSURE
 from unspool.kernels.draws import draw_rows
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.fused import FusedTail
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.sampling.tail import TailSettings
 
 _prepared: set[tuple[torch.device, int, tuple[int, ...] | None]] = set()  # compiled in this process
 MOST_RANKED = 256  # candidates that kernels rank by comparing each with each: 1,000 take three times what a sort takes
@@ -78,10 +85,66 @@ def draw_by_operators(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Ten
 
 def draw_by_kernels(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The same in Triton's kernels, where twenty operators would each cost more than their work."""
-    from unspool.kernels.gpu.sampling.tail import TailSettings, draw_tail  # Triton is imported where a GPU is used
+    from unspool.kernels.gpu.sampling.tail import draw_tail  # Triton is imported where a GPU is used
+
+    return draw_tail(scores, uniforms, _read_settings(tail, scores))
+
+
+class JoinedTails:
+    """Tails of rows that stand one after the other, drawn in one call of the kernels: what only some of them do has a
+    value for the others that changes nothing."""
+
+    def __init__(self, tails: Sequence[tuple[FusedTail, int]]) -> None:
+        """The tails, each with its number of rows; they fit each other (`fits`)."""
+        self._tails = list(tails)
+        self._settings: TailSettings | None = None
+
+    @staticmethod
+    def fits(tail: FusedTail | None, device: torch.device) -> bool:
+        """Whether rows can be drawn by this tail beside others."""
+        if tail is None or not _can_rank(tail) or tail.after or not runs_kernels(device):
+            return False
+        return tail.top_p is None or tail.top_p.min_tokens_to_keep == 1
+
+    def draw(self, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        """The tokens (rows,) drawn from scores (rows, vocab) float32."""
+        from unspool.kernels.gpu.sampling.tail import draw_tail  # Triton is imported where a GPU is used
+
+        if self._settings is None:
+            self._settings = self._join(scores)
+        return draw_tail(scores, uniforms, self._settings)
+
+    def _join(self, scores: torch.Tensor) -> TailSettings:
+        first, parts = 0, []
+        for tail, count in self._tails:
+            parts.append((_read_settings(tail, scores[first : first + count]), count))
+            first += count
+
+        def lay(name: str, neutral: float, dtype: torch.dtype) -> torch.Tensor | None:
+            if all(getattr(one, name) is None for one, _ in parts):
+                return None
+            nothing = torch.full((1, 1), neutral, dtype=dtype, device=scores.device)
+            found = [(getattr(one, name), count) for one, count in parts]
+            return torch.cat([(nothing if one is None else one).expand(count, 1) for one, count in found])
+
+        top_k = lay("top_k", 0, torch.int64)
+        assert top_k is not None
+        return replace(
+            parts[0][0],
+            top_k=top_k,
+            largest_k=max(one.largest_k for one, _ in parts),
+            temperature=lay("temperature", 1.0, torch.float32),
+            top_p=lay("top_p", 2.0, torch.float64),  # more than all tokens sum to
+            min_p=lay("min_p", -torch.inf, torch.float32),
+        )
+
+
+def _read_settings(tail: FusedTail, scores: torch.Tensor) -> TailSettings:
+    """What the kernels need to know of a tail over scores (rows, vocab)."""
+    from unspool.kernels.gpu.sampling.tail import TailSettings  # Triton is imported where a GPU is used
 
     assert tail.top_k is not None
-    settings = TailSettings(
+    return TailSettings(
         top_k=tail.top_k.column(scores),
         largest_k=tail.top_k.largest,
         temperature=tail.temperature.column(scores) if tail.temperature is not None else None,
@@ -93,4 +156,3 @@ def draw_by_kernels(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tenso
         epsilon=tail.epsilon.column(scores) if tail.epsilon is not None else None,
         eta=tail.eta.column(scores) if tail.eta is not None else None,
     )
-    return draw_tail(scores, uniforms, settings)

@@ -9,11 +9,11 @@ import torch
 
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.tails import draw_from_tail
+from unspool.decoding.tails import JoinedTails, draw_from_tail
 from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.base import RowGroups
-from unspool.logits.fused import split_tail
+from unspool.logits.fused import FusedTail, split_tail
 
 
 @dataclass(slots=True)
@@ -104,14 +104,29 @@ class Chain:
         if self.is_greedy:
             likeliest = step.likeliest
             return take_likeliest(self._pick(step.logits)) if likeliest is None else self._pick(likeliest)
-        scores = self._pick(step.logits)
-        if self._head:
-            history = self._pick(step.history())[:, self.shift :]
-            scores = self._head(history, scores, **self._find_extra(step))
+        scores = self.score(step)
         if not self.do_sample:
             return take_likeliest(scores)
         uniforms = self._pick(step.uniforms(0))
         return draw(scores, uniforms) if self._tail is None else draw_from_tail(self._tail, scores, uniforms)
+
+    def score(self, step: Step) -> torch.Tensor:
+        """The scores (rows of the chain, vocab) before the tail, or what is chosen from if there is none."""
+        scores = self._pick(step.logits)
+        if not self._head:
+            return scores
+        history = self._pick(step.history())[:, self.shift :]
+        return self._head(history, scores, **self._find_extra(step))
+
+    @property
+    def tail(self) -> FusedTail | None:
+        """The end of its processors that is done with the draw."""
+        return self._tail
+
+    @property
+    def has_head(self) -> bool:
+        """Whether processors change the scores before the tail."""
+        return bool(self._head)
 
     def enter(self, tokens: torch.Tensor, chosen: torch.Tensor) -> None:
         """Write its tokens into those of all rows."""
@@ -138,3 +153,33 @@ class Chain:
             pads = self._pick(pads)
             extra["pads"] = (pads - self.shift).clamp(min=0) if self.shift else pads
         return extra
+
+
+class JoinedDraw:
+    """Chains whose tokens are drawn in one call: kernels take longer to launch than to run."""
+
+    def __init__(self, chains: Sequence[Chain]) -> None:
+        self.chains = list(chains)
+        self._places = [place for chain in chains for place in chain.places]
+        self._index: torch.Tensor | None = None
+        self._tails = JoinedTails([(chain.tail, len(chain.places)) for chain in chains if chain.tail is not None])
+
+    @classmethod
+    def find(cls, chains: Sequence[Chain], device: torch.device) -> JoinedDraw | None:
+        """Those of the chains that can be drawn together; None if there are no two."""
+        fitting = [chain for chain in chains if chain.do_sample and JoinedTails.fits(chain.tail, device)]
+        return cls(fitting) if len(fitting) > 1 else None
+
+    def choose(self, step: Step, tokens: torch.Tensor) -> None:
+        """Write the tokens of its rows into those of all."""
+        if self._index is None:
+            self._index = send(self._places, tokens.device)
+        scores = step.logits.index_select(0, self._index)
+        first = 0
+        for chain in self.chains:
+            stop = first + len(chain.places)
+            if chain.has_head:
+                scores[first:stop] = chain.score(step)
+            first = stop
+        drawn = self._tails.draw(scores, step.uniforms(0).index_select(0, self._index))
+        tokens.index_copy_(0, self._index, drawn)

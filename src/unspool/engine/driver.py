@@ -171,22 +171,30 @@ class Driver:
         asked = list(dict.fromkeys(job for _, job in jobs))  # several requests may read in one
         all_jobs = asked if stepping is None else [stepping, *asked]
         self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
-        self._passes.run(all_jobs)
+        specials = {job: number for number, job in jobs if number in self._specials}
+        plain_jobs = [(number, job) for number, job in jobs if number not in self._specials]
+        self._passes.run(all_jobs, lambda job: self._take_early(specials, job))
         if self._plain.runs_ahead:
             self._reading = _mark_stream() if turn.reads else None
         if stepping is not None and stepping.forward is not None:
             self.scheduler.note_step()
-        specials = [(number, job) for number, job in jobs if number in self._specials]
-        for number, job in jobs:
-            if number not in self._specials:
-                self._take(number, job)
+        for number, job in plain_jobs:
+            self._take(number, job)
         self._step(stepping)
-        for number, job in specials:  # they wait for the device, which has the plain rows' tokens to choose meanwhile
+        for job, number in specials.items():  # some wait for the device: it has the plain rows' tokens to choose
             self._take(number, job)
         self._specials.await_copies()
         self._note(self._plain.land())
         if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
+
+    def _take_early(self, specials: dict[Job, int], job: Job) -> None:
+        """Let a task that gives way go on before other passes are run: what it launches comes before them, and its copy
+        is there when they are done."""
+        number = specials.get(job)
+        if number is not None and self._specials.gives_way(number):
+            del specials[job]
+            self._take(number, job)
 
     def _take_in(self) -> None:
         """Enter new requests, and end those that were cancelled."""

@@ -20,9 +20,9 @@ import torch
 from unspool.api import LanguageModel
 from unspool.api.calls import feed
 from unspool.api.core import as_model
-from unspool.cache import find_kind
 from unspool.config import GenerationConfig
 from unspool.decoding.among import Needs, find_needs
+from unspool.engine.drafts import can_page
 from unspool.engine.driver import Driver
 from unspool.engine.joined import JoinedTask
 from unspool.engine.memory import EngineMemory, Layout
@@ -102,11 +102,9 @@ class Engine:
             _check_invariance(model)
         layout = Layout(model, cache_implementation, cache_config, block_size)
         num_blocks = layout.count_blocks(memory, rows)
-        info = model.info
-        has_keys = not info.is_encoder_decoder and "state" not in info.layer_kinds
-        refuse = find_kind("paged").refuse
-        is_paged = has_keys and (refuse is None or refuse(info) is None)
-        self._memory = EngineMemory(layout, num_blocks, rows, has_blocks=is_paged, shares_prefixes=share_prefixes)
+        self._memory = EngineMemory(
+            layout, num_blocks, rows, has_blocks=can_page(model), shares_prefixes=share_prefixes
+        )
         limits = Limits(rows, num_blocks, tokens, waiting)
         self._driver = Driver(model, limits, self._memory)
         self._numbers = itertools.count()

@@ -10,6 +10,7 @@ import torch
 from unspool.cache import BlockPool, KeyShape, PagedCache, find_kind, read_options
 from unspool.cache.paged.joint import find_counted, list_windows
 from unspool.cache.stores.quantization import OPTIONS, read_quantized_config
+from unspool.engine.drafts import DraftPools
 from unspool.engine.prefixes import PrefixIndex
 from unspool.engine.scheduler import BlockUse
 from unspool.errors import SettingError, UnsupportedError
@@ -43,6 +44,7 @@ class EngineMemory:
             )
         shares = can_share and shares_prefixes is not False
         self.prefixes = PrefixIndex(self.pool) if self.pool is not None and shares else None
+        self.drafts = DraftPools(layout.block_size)
         self._num_idle: int | None = None
         self.on_release: Callable[[int], None] = lambda _: None
 

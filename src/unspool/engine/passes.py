@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
+from unspool.cache import PagedCache
 from unspool.cache.paged.joint import JointRows, shares_pool
 from unspool.decoding.reader import answer_at_once
+from unspool.engine.drafts import Drafting
 from unspool.engine.memory import EngineMemory
 from unspool.protocols import Ask, Forward
 
@@ -41,10 +43,12 @@ class Passes:
         self._joint: dict[Hashable, JointRows] = {}
         self.num_passes = 0
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Answer every job, or give it the error that its own pass raises."""
+    def run(self, jobs: Sequence[Job], on_answered: Callable[[Job], None] = lambda _: None) -> None:
+        """Answer every job, or give it the error that its own pass raises; `on_answered` is called with each before
+        the next pass is run."""
         if len(jobs) == 1:
             self._run_alone(jobs[0])
+            on_answered(jobs[0])
             return
         groups: dict[Hashable, list[Job]] = {}
         for place, job in enumerate(jobs):
@@ -53,12 +57,14 @@ class Passes:
         for key, members in groups.items():
             if len(members) == 1:
                 self._run_alone(members[0])
-                continue
-            try:
-                self._run_joint(key, members)
-            except Exception:
-                for job in members:  # one of them is at fault, or there is no memory for all at once
-                    self._run_alone(job)
+            else:
+                try:
+                    self._run_joint(self._find_joint(key, members[0].ask), members)
+                except Exception:
+                    for job in members:  # one of them is at fault, or there is no memory for all at once
+                        self._run_alone(job)
+            for job in members:
+                on_answered(job)
 
     def _run_alone(self, job: Job) -> None:
         self.num_passes += 1
@@ -72,21 +78,34 @@ class Passes:
 
     def _find_key(self, ask: Ask) -> Hashable | None:
         """What asks of one pass have in common; None for one that is read alone."""
-        want = ask.want
-        if self._pool is None or ask.tokens is None or want.hidden_states or want.attentions:
+        want, drafting = ask.want, self._find_drafting(ask)
+        if ask.tokens is None or want.hidden_states or want.attentions:
             return None
-        if not shares_pool(ask.cache, self._pool) or ask.cache.is_trying:
+        if (drafting is None and not self._is_own(ask)) or ask.cache.is_trying:
             return None  # what is tried keeps what it may have to go back to
         is_step = ask.tokens.shape[1] == 1
-        if self._memory.is_packed and not is_step:
+        if drafting is None and self._memory.is_packed and not is_step:
             return None
         kind = (want.logits, want.last_states, want.early, want.exit_layer)
-        return (id(ask.model), kind, self._mixes or is_step)
+        return (id(ask.model), drafting is None, kind, self._mixes or is_step)
 
-    def _run_joint(self, key: Hashable, jobs: Sequence[Job]) -> None:
-        joint = self._joint.get(key)
-        if joint is None:
-            joint = self._joint[key] = JointRows(self._memory.new_cache())
+    def _is_own(self, ask: Ask) -> bool:
+        return self._pool is not None and shares_pool(ask.cache, self._pool)
+
+    def _find_drafting(self, ask: Ask) -> Drafting | None:
+        """The draft model in whose blocks the rows of an ask lie; None if they lie elsewhere."""
+        found = self._memory.drafts.find(ask.model)
+        return found if found is not None and shares_pool(ask.cache, found.pool) else None
+
+    def _find_joint(self, key: Hashable, ask: Ask) -> JointRows:
+        """What holds the rows of all asks with this key, of which one is given; kept from pass to pass."""
+        drafting = self._find_drafting(ask)
+        held = self._joint if drafting is None else drafting.joint
+        if key not in held:
+            held[key] = JointRows(self._memory.new_cache() if drafting is None else PagedCache(drafting.pool))
+        return held[key]
+
+    def _run_joint(self, joint: JointRows, jobs: Sequence[Job]) -> None:
         first = jobs[0].ask
         caches = [job.ask.cache for job in jobs]
         cache = joint.begin(caches, [job.num_rows for job in jobs])  # type: ignore[arg-type]  # _find_key checked it

@@ -22,7 +22,7 @@ from unspool.decoding.among import PlainParts
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.record import fetch_logprobs
 from unspool.decoding.rows import Rows
-from unspool.engine.chains import Chain, Step
+from unspool.engine.chains import Chain, JoinedDraw, Step
 from unspool.engine.flights import Flight, Landed, Lineup, PlainRow, Runway
 from unspool.kernels.sending import send
 from unspool.protocols import LAST, Ask, Forward, Model, Want
@@ -63,6 +63,8 @@ class PlainRows:
         self._rows: Rows | None = None
         self._members: list[_Member] = []
         self._chains: list[Chain] = []
+        self._joined: JoinedDraw | None = None  # those that are drawn in one call, if they are known
+        self._knows_joined = False
         self._arrivals: list[Arrival] = []
         self._flights: deque[Flight] = deque()
         self._num_steps = 0  # that were launched
@@ -148,7 +150,8 @@ class PlainRows:
 
     def _follow_members(self) -> None:
         """Work out anew what depends on who is there."""
-        self._lineup = self._fed = None
+        self._lineup = self._fed = self._joined = None
+        self._knows_joined = False
         chains = self._chains
         self._is_brief = len(chains) == 1 and chains[0].is_greedy and chains[0].is_whole(len(self._members))
         self._told, self._told_at = {}, {}
@@ -181,7 +184,16 @@ class PlainRows:
             except Exception:
                 pass  # found out whose it is below
         tokens = torch.zeros(len(self._members), dtype=torch.int64, device=step.logits.device)
-        for chain in list(self._chains):
+        left = list(self._chains)
+        if not self._knows_joined:
+            self._joined, self._knows_joined = JoinedDraw.find(left, tokens.device), True
+        if self._joined is not None:
+            try:
+                self._joined.choose(step, tokens)
+                left = [chain for chain in left if chain not in self._joined.chains]
+            except Exception:
+                self._joined = None  # found out whose it is below
+        for chain in left:
             try:
                 chosen = chain.choose(step)
             except Exception as error:

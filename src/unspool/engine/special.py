@@ -19,9 +19,10 @@ from unspool.decoding.forwards import join_chunks
 from unspool.decoding.loop import Emitted
 from unspool.decoding.reader import answer_at_once
 from unspool.decoding.run import Run
+from unspool.engine.drafts import DraftPools
 from unspool.errors import MissingExtraError
 from unspool.kernels.sending import wait_by
-from unspool.protocols import Ask, Forward
+from unspool.protocols import Ask, Forward, Model
 
 if TYPE_CHECKING:
     import torch
@@ -51,10 +52,13 @@ class SpecialRun:
         run: Run,
         deliver: Callable[[Emitted], None],
         open_cache: Callable[[], Cache] | None,
+        drafts: DraftPools,
         *,
         reads_whole: bool = False,
     ) -> None:
         self._run, self._deliver, self._open, self._reads_whole = run, deliver, open_cache, reads_whole
+        self._drafts = drafts
+        self._draft_caches: list[PagedCache] = []  # of models that draft for it
         self._let: Any = None
         self._moved: MovedRows | None = None  # what the cache holds, while others have its blocks
         self._cache: PagedCache | None = None
@@ -63,6 +67,7 @@ class SpecialRun:
         self._num_read = 0  # columns of the ask that were read
         self._piece: Forward | None = None  # what they gave
         run.answer = self._answer
+        run.open_draft_cache = self._open_draft_cache
         if open_cache is not None:
             run.open_cache = self._open_cache
 
@@ -89,6 +94,12 @@ class SpecialRun:
         cache = self._open()
         if isinstance(cache, PagedCache):
             self._cache = cache
+        return cache
+
+    def _open_draft_cache(self, model: Model) -> Cache | None:
+        cache = self._drafts.open(model)
+        if cache is not None:
+            self._draft_caches.append(cache)
         return cache
 
     # --- in the engine's -----------------------------------------------------------------------------------
@@ -209,11 +220,15 @@ class SpecialRun:
             self._moved = None
 
     def release(self) -> None:
-        """Give back the blocks of the cache that it was given."""
+        """Give back the blocks of the caches that it was given."""
         cache, self._cache = self._cache, None
         self._moved = None
         if cache is not None:
             let_go(cache)
+        while self._draft_caches:
+            drafted = self._draft_caches.pop()
+            let_go(drafted)
+            self._drafts.close(drafted)
 
 
 def count_wanted(ask: Ask, block_size: int, columns: int | None = None) -> int:

@@ -26,6 +26,7 @@ class SpecialTasks:
         self._scheduler, self._memory, self._on_end, self._on_error = scheduler, memory, on_end, on_error
         self._tasks: dict[int, SpecialTask] = {}
         self._awaited: list[SpecialTask] = []  # those that wait for copies from the device
+        self._giving_way: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -47,6 +48,7 @@ class SpecialTasks:
     def forget(self, number: int) -> None:
         """A task has ended, or is stopped."""
         self._tasks.pop(number, None)
+        self._giving_way.discard(number)
 
     def list_jobs(self, reads: Mapping[int, int]) -> list[tuple[int, Job]]:
         """What they ask: those that run all of it, those that read so many columns."""
@@ -60,6 +62,10 @@ class SpecialTasks:
                 jobs.append((number, Job(special.next_ask(reads[number] if special.can_cut else special.num_columns))))
         return jobs
 
+    def gives_way(self, number: int) -> bool:
+        """Whether a task's last turn ended where it waits for a copy: it did not hold up the thread meanwhile."""
+        return number in self._giving_way
+
     def take(self, task: SpecialTask, job: Job) -> None:
         """Give a task the answer to what it asked, or the error."""
         special = task.special
@@ -70,6 +76,10 @@ class SpecialTasks:
         else:
             task.enter_prompts(self._memory)
             special.take(job.forward, job.ask)
+        if special.waits:
+            self._giving_way.add(task.entry.number)
+        else:
+            self._giving_way.discard(task.entry.number)
         self._follow(task)
 
     def _follow(self, task: SpecialTask) -> None:

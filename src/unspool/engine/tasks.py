@@ -342,6 +342,7 @@ class SpecialTask(Task):
             self.run,
             self.deliver,
             (lambda: self._open_cache(memory)) if shares else None,
+            memory.drafts,
             reads_whole=shares and memory.is_packed,
         )
         self.special.start()

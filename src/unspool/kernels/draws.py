@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from unspool.kernels.cpu.library import DRAW, Draws, find_library
+from unspool.kernels.cpu.library import DRAW, NO_DRAW, Draws, Library, find_library
 
 
 def new_draws(count: int) -> Draws:
@@ -24,3 +24,25 @@ def draw_rows(scores: torch.Tensor, draws: Draws, uniforms: torch.Tensor) -> tor
         return None
     draws["uniform"] = uniforms.numpy()
     return library.draw_rows(scores, draws).long()
+
+
+class DrawCall:
+    """Draws from step after step: what a call of the library needs lies ready, and costs nothing between two steps."""
+
+    def __init__(self, library: Library, draws: Draws, uniforms: torch.Tensor) -> None:
+        """Numbers (rows, steps) in [0, 1) decide."""
+        self._library, self._uniforms = library, uniforms.numpy()
+        self._draws, self._tokens = draws.copy(), np.full(len(draws), NO_DRAW, dtype=np.int32)
+
+    def draw(self, scores: torch.Tensor, step: int) -> list[int]:
+        """The rows' tokens from scores (rows, vocab) float32; `NO_DRAW` and `UNSURE` as `draw_rows` has them."""
+        self._draws["uniform"] = self._uniforms[:, step]
+        self._library.draw_into(scores, self._draws, self._tokens)
+        tokens: list[int] = self._tokens.tolist()
+        return tokens
+
+
+def prepare_draws(draws: Draws, uniforms: torch.Tensor) -> DrawCall | None:
+    """What draws on a CPU, one step after the other; None if there is no library."""
+    library = find_library() if uniforms.device.type == "cpu" else None
+    return None if library is None else DrawCall(library, draws, uniforms)

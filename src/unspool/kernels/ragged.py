@@ -6,10 +6,9 @@ place in the cache: on a GPU one kernel of torch's serves all rows, elsewhere ro
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from typing import Any, Final
 
@@ -199,16 +198,52 @@ def has_flash(device: torch.device, dtype: torch.dtype, width: int) -> bool:
 def find_flash() -> Callable[..., Any] | None:
     """torch's attention for ragged rows, if this torch has one that takes a scale and windows.
 
-    Its kernel supports grouped queries; since torch 2.12 they need a flag.
+    Its operator is called as `varlen_attn` calls it: what that puts around it costs four times as much of the host's
+    time, and a second to import.
     """
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
+    operator = getattr(torch.ops.aten, "_flash_attention_forward", None)
+    if operator is None:
         return None
-    known = inspect.signature(varlen_attn).parameters
-    if "scale" not in known or "window_size" not in known:
+    known = [argument.name for argument in operator.default._schema.arguments]
+    if known[: len(_FLASH_ARGUMENTS)] != list(_FLASH_ARGUMENTS) or not {"scale", "window_size_left"} < set(known):
         return None
-    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
+    return _attend_by_flash
+
+
+_FLASH_ARGUMENTS: Final = (
+    "query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask",
+)  # fmt: skip
+
+
+def _attend_by_flash(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    queries_end: torch.Tensor,
+    keys_end: torch.Tensor,
+    most_queries: int,
+    most_keys: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+) -> torch.Tensor:
+    left, right = window_size
+    found: torch.Tensor = torch.ops.aten._flash_attention_forward.default(
+        queries,
+        keys,
+        values,
+        queries_end,
+        keys_end,
+        most_queries,
+        most_keys,
+        0.0,
+        window_size == (-1, 0),
+        False,
+        scale=scale,
+        window_size_left=left,
+        window_size_right=right,
+    )[0]
+    return found
 
 
 def _attend_row_by_row(

@@ -12,6 +12,7 @@ import torch
 from unspool.errors import LoadError, UnspoolError
 from unspool.kernels.cpu import AnyBlocks, read_blocks, read_supers
 from unspool.loading.dequantize import CHUNK_BYTES, STORED_TYPES, StoredType, iterate_rows
+from unspool.loading.staging import Staging
 from unspool.loading.tensors import TensorInfo
 from unspool.small_files import open_regular
 
@@ -76,6 +77,7 @@ class MappedTensors:
         self.location = location
         self._places = places
         self._lent: set[str] = set()  # tensors of which read() returned a view
+        self._staging: Staging | None = None  # for the last GPU that tensors were copied to
 
     def names(self) -> list[str]:
         """The names of all tensors, in the order of the file."""
@@ -148,12 +150,30 @@ class MappedTensors:
             for part, target in zip(raw.view(out.shape[0], -1), out, strict=True):
                 self._convert(name, part, stored, target)
             return
+        if out.is_cuda and out.dtype == stored.dtype and out.is_contiguous():
+            if self._staging is None or self._staging.device != out.device:
+                self._check_sent()
+                self._staging = Staging(out.device)
+            self._staging.send(name, raw, out)
+            return
         matrix = _as_matrix(raw, tuple(out.shape), stored)
         target = out if out.dim() == 2 else out.view(matrix.shape[0], -1)
         size = CHUNK_BYTES if out.device.type == "cpu" or stored.unpack is not None else LARGE_CHUNK_BYTES
         for first, chunk in iterate_rows(matrix, stored, size):
             self._check_numbers(name, chunk)
             target[first : first + chunk.shape[0]].copy_(chunk)
+
+    def finish(self) -> None:
+        """Raise if what was copied to a GPU holds NaN: it is looked for there, once for all tensors."""
+        self._check_sent()
+        self._staging = None
+
+    def _check_sent(self) -> None:
+        for name in self._staging.find_suspects() if self._staging is not None else ():
+            info = self.info(name)
+            stored = STORED_TYPES[info.stored]
+            for _, chunk in iterate_rows(_as_matrix(self.raw(name), info.shape, stored), stored):
+                self._check_numbers(name, chunk)
 
     def _check_numbers(self, name: str, chunk: torch.Tensor) -> None:
         # One NaN makes the sum NaN. Infinities and overflow can do so too, hence the second, slower look.

@@ -41,7 +41,10 @@ class TensorFile(Protocol):
         ...
 
     def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None:
-        """Convert the tensor into `out`, a few megabytes at a time; a wrong shape and NaN are refused."""
+        """Convert the tensor into `out`, a few megabytes at a time; a wrong shape and NaN are refused.
+
+        NaN that goes to a GPU as it is may be refused by `finish`.
+        """
         ...
 
     def blocks(self, name: str) -> AnyBlocks | None:
@@ -54,6 +57,10 @@ class TensorFile(Protocol):
 
     def release(self, name: str) -> None:
         """Release the memory that reading this tensor mapped in; it can still be read again."""
+        ...
+
+    def finish(self) -> None:
+        """Raise for what is known only when everything was copied: call it at the end."""
         ...
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from unspool.kernels.cpu.mark_calls import MarkCall
 from unspool.kernels.sending import send
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.building import Build
@@ -34,6 +35,11 @@ class WatermarkProcessor(LogitsProcessor):
     def after_prompt(self, prompt_width: int) -> WatermarkProcessor:
         """The processor for text that begins after so many columns."""
         return self
+
+    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:
+        """The same mark on a CPU, for steps that follow each other: their text (rows, columns) grows where it lies.
+        None if there is no such way."""
+        return None
 
 
 class RowWatermarks(WatermarkProcessor):

@@ -338,7 +338,8 @@ class Assembler:
         return Norm(weight, bias, spec.eps, spec.kind == "layer", spec.is_float32)
 
     def check_all_used(self, spare: Iterable[str] = ()) -> None:
-        """Raise if the source holds tensors that this model would not use."""
+        """Raise if the source holds tensors that this model would not use, or NaN; the last of all calls."""
+        self.source.finish()
         known = self._used | set(spare)
         left = [name for name in self.source.names() if name not in known and not _BUFFERS.search(name)]
         if left:

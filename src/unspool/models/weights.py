@@ -45,6 +45,8 @@ class WeightSource(Protocol):
 
     def release(self, name: str) -> None: ...
 
+    def finish(self) -> None: ...
+
 
 class MemorySource:
     """Weights that are in memory already."""
@@ -83,6 +85,9 @@ class MemorySource:
 
     def release(self, name: str) -> None:
         """Nothing: the tensors belong to the caller."""
+
+    def finish(self) -> None:
+        """Nothing: what is in memory is taken as it is."""
 
 
 @dataclass(slots=True)

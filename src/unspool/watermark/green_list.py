@@ -17,6 +17,7 @@ from unspool.config import WatermarkingConfig
 from unspool.errors import InputError
 from unspool.kernels.cpu import find_marks
 from unspool.kernels.cpu import marks as cpu_marks
+from unspool.kernels.cpu.mark_calls import ListedCall, MarkCall, OwnListsCall
 from unspool.kernels.masks import raise_listed
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.highest import is_wide, take_highest, take_highest_by_chunks
@@ -137,6 +138,25 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         bits = self._lists.find(seeds.tolist())
         return raise_listed(scores, bits.to(scores.device), self.bias)
 
+    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:  # noqa: ARG002
+        """The library's calls for every step."""
+        marks = find_marks() if ids.device.type == "cpu" and vocab == self.vocab_size else None
+        if marks is None or ids.shape[-1] < self.context_width:
+            return None
+        if self._table is not None:
+            lists = self._describe_own()
+            return OwnListsCall(marks, ids, vocab, lists, self.bias)
+        return ListedCall(marks, ids, vocab, self._find_bits, self.bias)
+
+    def _describe_own(self) -> cpu_marks.OwnLists:
+        assert self._table is not None
+        count = min(NUM_CANDIDATES, self.vocab_size)
+        return cpu_marks.OwnLists(self._table, self._key, self.context_width - 1, self.greenlist_size, count)
+
+    def _find_bits(self, tokens: list[int]) -> torch.Tensor:
+        """The green lists after these tokens, one per row: (rows, words) int32."""
+        return self._lists.find([_find_seed(self._key, token) for token in tokens])
+
     def _raise_candidates(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Each of the likeliest tokens is raised if it is on the list that it would itself help to choose."""
         count = min(NUM_CANDIDATES, self.vocab_size)
@@ -144,8 +164,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             return self._raise_on_gpu(input_ids, scores, count)
         marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
         if marks is not None and self._table is not None:
-            lists = cpu_marks.OwnLists(self._table, self._key, self.context_width - 1, self.greenlist_size, count)
-            return marks.raise_own(scores, input_ids, lists, self.bias)
+            return marks.raise_own(scores, input_ids, self._describe_own(), self.bias)
         return self.raise_plainly(input_ids, scores, count)
 
     def raise_plainly(self, input_ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -173,7 +192,11 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
 @lru_cache(maxsize=16)
 def _list_seeds(key: int, vocab_size: int) -> torch.Tensor:
     """Every token's seed as the token before (vocab,): the key times the token, its low 32 bits."""
-    return torch.tensor([(key * token) % (2**64 - 1) & SEED_BITS for token in range(vocab_size)])
+    return torch.tensor([_find_seed(key, token) for token in range(vocab_size)])
+
+
+def _find_seed(key: int, token: int) -> int:
+    return (key * token) % (2**64 - 1) & SEED_BITS
 
 
 @lru_cache(maxsize=4)

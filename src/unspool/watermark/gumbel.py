@@ -16,6 +16,7 @@ import torch
 from unspool.config import GumbelWatermarkingConfig
 from unspool.kernels.contexts import Text
 from unspool.kernels.cpu import find_marks
+from unspool.kernels.cpu.mark_calls import KeyedDrawCall, MarkCall, Window
 from unspool.kernels.presence import runs_kernels
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import read_contexts
@@ -58,8 +59,8 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Zero for the drawn token and minus infinity for all others; repeated contexts' scores as they are."""
-        first = min(self.prompt_width, input_ids.shape[-1])
-        text = Text(input_ids, 0, self.context_width, first, pads)
+        window = self._find_window(input_ids.shape[-1])
+        text = Text(input_ids, window.start, window.width, window.first, pads)
         states, repeated = read_contexts(text, self._start, self.hash_contexts, mixes=True)
         if runs_kernels(scores.device):
             from unspool.kernels.gpu.marks.gumbel import leave_drawn  # Triton is imported where a GPU is used
@@ -73,6 +74,15 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
         is_kept = tokens[:, None] == NO_TOKEN
         alone = torch.full_like(scores, -INF).scatter_(-1, tokens[:, None].clamp(min=0), 0.0)
         return torch.where(is_kept, scores, alone) if bool(is_kept.any()) else alone
+
+    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:
+        """The library's keyed draw for every step."""
+        marks = find_marks() if ids.device.type == "cpu" else None
+        return None if marks is None else KeyedDrawCall(marks, ids, vocab, self._start, pads, self._find_window)
+
+    def _find_window(self, columns: int) -> Window:
+        """What of a text of so many columns is context: all of it; prompts' windows are no earlier ones."""
+        return Window(0, columns, self.context_width, min(self.prompt_width, columns))
 
     def draw_plainly(self, scores: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """The tokens (rows,) that noise of these states draws from scores (rows, vocab), operator by operator.

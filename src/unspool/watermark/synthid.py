@@ -17,6 +17,8 @@ import torch
 from unspool.config import SynthIDTextWatermarkingConfig
 from unspool.errors import InputError
 from unspool.kernels.contexts import Text
+from unspool.kernels.cpu import find_marks
+from unspool.kernels.cpu.mark_calls import Bits, MarkCall, TournamentCall, Window
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import find_repeated, read_contexts
 from unspool.watermark.tournament import PackedBits, mark_scores, take_logs
@@ -81,14 +83,34 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         self._check_input_ids_shape(input_ids)
         if self.debug_mode:
             scores = torch.ones_like(scores)
-        width, start = self.ngram_len - 1, min(self.prompt_width, input_ids.shape[1])
-        num_tokens = input_ids.shape[1] - start
-        if self.skip_first_ngram_calls and num_tokens < width:
+        window = self._find_window(input_ids.shape[1])
+        if window is None:
             return scores
         self._follow(scores.device)
-        first = max(width if self.skip_first_ngram_calls else 0, num_tokens - self.context_history_size)
-        contexts, repeated = read_contexts(Text(input_ids, start, width, first), 1, self._hash, mixes=False)
+        text = Text(input_ids, window.start, window.width, window.first)
+        contexts, repeated = read_contexts(text, 1, self._hash, mixes=False)
         return mark_scores(scores, self.packed, contexts, repeated)
+
+    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:  # noqa: ARG002
+        """The library's tournament for every step."""
+        marks = find_marks() if ids.device.type == "cpu" else None
+        if marks is None or self.debug_mode:
+            return None
+        self._follow(ids.device)
+        packed = self.packed
+        if not len(packed.words):
+            return None
+        bits = Bits(packed.in_order, packed.depth, packed.shift)
+        return TournamentCall(marks, ids, vocab, bits, self._find_window)
+
+    def _find_window(self, columns: int) -> Window | None:
+        """What of a text of so many columns is context; None while the first tokens are left unmarked."""
+        width, start = self.ngram_len - 1, min(self.prompt_width, columns)
+        num_tokens = columns - start
+        if self.skip_first_ngram_calls and num_tokens < width:
+            return None
+        first = max(width if self.skip_first_ngram_calls else 0, num_tokens - self.context_history_size)
+        return Window(start, num_tokens, width, first)
 
     # --- g-values ------------------------------------------------------------------------------------
     def accumulate_hash(

@@ -49,8 +49,7 @@ class BlockIndex:
             whole = [block for sent in self._sent for block in (*sent, *[NOBODYS] * (width - len(sent)))]
             self.table.view(-1).copy_(send(whole, self.device, torch.int32))
         elif at:
-            values = send(changed, self.device, torch.int32)
-            self.table.view(-1).index_copy_(0, send(at, self.device), values)
+            self._write(at, changed)
 
     def add(self, rows: Sequence[int], blocks: Sequence[int]) -> bool:
         """Let the device know of one more block of each of these rows; False if the table is too small."""
@@ -60,9 +59,12 @@ class BlockIndex:
         at = [row * width + len(self._sent[row]) for row in rows]
         for row, block in zip(rows, blocks, strict=True):
             self._sent[row].append(block)
+        self._write(at, blocks)
+        return True
+
+    def _write(self, at: Sequence[int], blocks: Sequence[int]) -> None:
         sent = send([*at, *blocks], self.device)  # one copy for both
         self.table.view(-1).index_copy_(0, sent[: len(at)], sent[len(at) :].to(torch.int32))
-        return True
 
     def _make(self, size: tuple[int, int]) -> torch.Tensor:
         with torch.inference_mode(False):  # or it could not be changed outside of that mode

@@ -37,7 +37,8 @@ class BeamFlight:
 class AheadBeamTurns(BeamTurns):
     """`BeamTurns` of a plain search whose next step is launched before this one's candidates are read.
 
-    Until the cache can follow an index on the device, which it can under captured steps, steps are taken one by one.
+    If the cache can't follow an index on the device, which it can under captured steps over keys that lie row by row,
+    the host reads each step's candidates before the next one; the choice is made on the device all the same.
     """
 
     def __init__(
@@ -62,9 +63,7 @@ class AheadBeamTurns(BeamTurns):
         """Launch the next step, then read the last one's candidates and see what has ended."""
         if not self._flights:
             if not self._reader.can_follow:
-                self._follow()
-                self._running = None
-                return super().turn()
+                return self._turn_at_once()
             self._launch()
         flight = self._flights.popleft()
         if not self._finish.ends_at(flight.width):
@@ -76,11 +75,19 @@ class AheadBeamTurns(BeamTurns):
     def _launch(self) -> None:
         self._follow()
         scorer, rows = self._scorer, self._rows
-        running = self._plain.list_running() if self._running is None else self._running
         history = rows.history() if scorer.processors else None
+        selection = self._select()
+        rows.append_moved(selection.tokens, selection.parents)
+        self._parents = selection.parents
+        self._flights.append(BeamFlight(max(rows.ends), fetch_candidates(selection), scorer.given, history))
+
+    def _select(self) -> Selection:
+        """Score every beam's next token, and decide on the device which go on."""
+        scorer = self._scorer
+        running = self._plain.list_running() if self._running is None else self._running
         drawing = self._plain.find_drawing()
-        result = scorer.next_logits(rows, normalise=scorer.changes_logits)
-        selection: Selection = select_beams(
+        result = scorer.next_logits(self._rows, normalise=scorer.changes_logits)
+        selection = select_beams(
             result.scores,
             running,
             self._ends,
@@ -88,9 +95,24 @@ class AheadBeamTurns(BeamTurns):
             is_normalised=scorer.changes_logits,
             drawing=drawing,
         )
+        self._running = selection.running
+        return selection
+
+    def _turn_at_once(self) -> Emitted:
+        """A step whose moves the cache learns from the host."""
+        self._follow()
+        rows, num_rows = self._rows, len(self._rows)
+        selection = self._select()
+        listed = read_candidates(fetch_candidates(selection).read())
+        parents = self._plain.advance(
+            listed, max(rows.ends) + 1, lambda place: self._scorer.explain_no_token(rows, place)
+        )
         rows.append_moved(selection.tokens, selection.parents)
-        self._running, self._parents = selection.running, selection.parents
-        self._flights.append(BeamFlight(max(rows.ends), fetch_candidates(selection), scorer.given, history))
+        self._reader.reorder_rows(parents)
+        self._plain.follow()
+        if len(rows) < num_rows:
+            self._running = None
+        return self._emit()
 
     def _follow(self) -> None:
         """Let the cache follow the last step's moves: only now, so that the step after it can be forgotten."""

@@ -16,7 +16,7 @@ from unspool.decoding.loop import LiveBeam, Result
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.errors import NoTokenLeftError
-from unspool.kernels.sending import send
+from unspool.kernels.sending import fetch, send
 
 
 @dataclass(slots=True)
@@ -106,18 +106,21 @@ class PlainBeams:
         rows = self._rows
         scores = self._scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
         tokens, beams, best = find_candidates(scores, self.list_running(), self._settings, self.find_drawing())
-        listed = (tokens.tolist(), beams.tolist(), best.tolist())
+        fetched = [fetch(part) for part in (tokens, beams, best)]  # begun together: the device is waited for once
+        found, continued, totals = (part.read().tolist() for part in fetched)
+        listed: Listed = (found, continued, totals)
         parents = self._advance_all(listed, self._explain_ends(listed[0], listed[1]), self._explain_no_token)
         chosen = [beam.tokens[-1] for search in self._list_active() for beam in search.running]
         return parents, send(chosen, rows.device)
 
-    def advance(self, listed: Listed, width: int, explain: Callable[[int], NoTokenLeftError]) -> None:
-        """Take a step whose candidates were found, and rows moved, on a device: `width` columns are taken since.
+    def advance(self, listed: Listed, width: int, explain: Callable[[int], NoTokenLeftError]) -> list[int]:
+        """Take a step whose candidates were found on a device: `width` columns are taken since. Returns the row that
+        each row goes on from.
 
         `explain` says why the row at a place got no token.
         """
         flat = [token for tokens in listed[0] for token in tokens]
-        self._advance_all(listed, self._finish.explain_tokens(flat, width), explain)
+        return self._advance_all(listed, self._finish.explain_tokens(flat, width), explain)
 
     def list_running(self) -> torch.Tensor:
         """The log-probabilities of the running beams, one per row, where the rows are."""

@@ -11,13 +11,14 @@ from unspool.beams.hypotheses import Hypothesis
 from unspool.beams.result import pick_best
 from unspool.beams.scorer import HypothesisScorer
 from unspool.decoding.beams.notes import VerdictNotes
+from unspool.decoding.beams.selection import read_best
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import LiveBeam, Result
 from unspool.decoding.rows import Rows
-from unspool.decoding.scorer import Scorer
-from unspool.kernels.sending import send
+from unspool.decoding.scorer import Scorer, take_rows
+from unspool.kernels.sending import fetch, send
 
 
 class ScoredBeams:
@@ -43,9 +44,11 @@ class ScoredBeams:
         self._trace = trace
         self._notes = None if trace is None else VerdictNotes(trace, judge, settings.eos_token_ids)
         self._num_tokens = 0
-        self._scores = torch.full((len(rows),), NEVER, device=rows.device)  # (rows,): log-probability so far
-        self._scores[:: self._size] = 0.0  # one beam of each group begins
-        self._origins: list[tuple[int, ...]] = [() for _ in range(len(rows))]  # the rows each token came from
+        # What the rows have so far, on the host: log-probabilities (one beam of each group begins), new tokens, and the
+        # rows that each token came from.
+        self._totals = [0.0 if row % self._size == 0 else NEVER for row in range(len(rows))]
+        self._written: list[tuple[int, ...]] = [() for _ in range(len(rows))]
+        self._origins: list[tuple[int, ...]] = [() for _ in range(len(rows))]
         self._is_done = False
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens and parents looked at last
         self._final: Mapping[str, Any] | None = None
@@ -59,10 +62,19 @@ class ScoredBeams:
         """The row that every row goes on from, and its next token (rows,)."""
         raise NotImplementedError
 
+    def _enter(self, parents: Sequence[int], tokens: Sequence[int], totals: Sequence[float]) -> torch.Tensor:
+        """Note what every row goes on from, its next token and its log-probability; the tokens where the rows are."""
+        self._written = [(*self._written[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+        self._totals = list(totals)
+        return send(tokens, self._rows.device)
+
     def follow(self) -> None:
         """See whether that was the end, and let the beam scorer settle if it was."""
         self._num_tokens += 1
-        reasons = self._finish.explain(self._rows.history(), self._scorer.record.scores)
+        rows, newest = self._rows, [written[-1] for written in self._written]
+        if rows.device.type != "cpu":
+            rows.expect_last(fetch(torch.tensor(newest)))  # they are on the host: nobody has to fetch them
+        reasons = self._finish.explain_rows(rows, [[token] for token in newest], self._scorer.record.scores)
         self._is_done = bool(self._judge.is_done) or all(reason is not None for reason in reasons)
         if self._is_done:
             self._settle(reasons)
@@ -72,21 +84,13 @@ class ScoredBeams:
         num_beams = self._settings.num_beams
         return source if source // num_beams == place // num_beams else place
 
-    def _take_best(self, totals: torch.Tensor, num_beams: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The best continuations of each prompt's beams (prompts, candidates): log-probability, token, beam."""
-        vocab = totals.shape[-1]
-        flat = totals.view(self._num_prompts, num_beams * vocab)
-        count = self._settings.count_candidates(num_beams)
-        best, index = flat.topk(min(count, flat.shape[1]), dim=1, largest=True, sorted=True)
-        return best, index % vocab, torch.div(index, vocab, rounding_mode="floor")
-
     def _settle(self, reasons: Sequence[str | None]) -> None:
         """Let the beam scorer choose what is returned; `reasons` say why each row must end, if it does."""
         assert self._last is not None
         tokens, parents = self._last
         self._final = final = self._judge.finalize(
             self._rows.history(),
-            self._scores,
+            torch.tensor(self._totals),
             tokens,
             parents,
             max_length=self._max_length,
@@ -135,8 +139,8 @@ class ScoredBeams:
             return []
         settings = self._settings
         own = slice(prompt * settings.num_beams, (prompt + 1) * settings.num_beams)
-        new, scores = self._rows.history()[own, self._width :].tolist(), self._scores[own].tolist()
-        beams = [LiveBeam(tokens, score, None) for tokens, score in zip(new, scores, strict=True)]
+        running = zip(self._written[own], self._totals[own], strict=True)
+        beams = [LiveBeam(list(tokens), score, None) for tokens, score in running]
         for group in range(settings.num_groups):
             for score, tokens, *_ in self._judge.finished(prompt, group):
                 beams.append(LiveBeam(tokens[self._width :].tolist(), score, "eos"))
@@ -170,18 +174,19 @@ class GroupBeams(ScoredBeams):
 
     def choose(self) -> tuple[list[int], torch.Tensor]:
         """Every group's choice in turn."""
-        rows = self._rows
+        rows, num_candidates = self._rows, self._settings.count_candidates(self._size)
         current = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        parents = list(range(len(rows)))
-        history = rows.history()
+        running = send(self._totals, rows.device, torch.float32)
+        parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
+        history = rows.read_history()
         before = list(self._origins)
-        for number, scores in enumerate(self._scorer.next_groups(rows, self._groups, current)):
-            places = self._places[number]
-            best, tokens, beams = self._take_best(scores + self._scores[places, None], self._size)
+        for number, scores in enumerate(self._scorer.next_groups(rows, self._groups, self._places, current)):
+            group, places = self._groups[number], self._places[number]
+            best, tokens, beams = read_best(scores, take_rows(running, group, places), self._size, num_candidates)
             if self._notes is not None:
                 self._notes.look(number)
             verdict = self._judge.process(
-                history[places],
+                history[group],
                 best,
                 tokens,
                 beams,
@@ -191,15 +196,19 @@ class GroupBeams(ScoredBeams):
                 group_index=number,
                 decoder_prompt_len=self._width,
             )
-            self._scores[places] = verdict["next_beam_scores"].to(self._scores.dtype)
-            current[places] = verdict["next_beam_tokens"]
-            for place, source in zip(self._groups[number], verdict["next_beam_indices"].tolist(), strict=True):
-                parents[place] = self._stay_home(place, self._groups[number][source])
-                self._origins[place] = (*before[self._groups[number][source]], source)
+            chosen: list[int] = verdict["next_beam_tokens"].tolist()
+            if number + 1 < len(self._groups):
+                current.index_copy_(0, places, send(chosen, rows.device))
+            for place, source, token, total in zip(
+                group, verdict["next_beam_indices"].tolist(), chosen, verdict["next_beam_scores"].tolist(), strict=True
+            ):
+                parents[place] = self._stay_home(place, group[source])
+                self._origins[place] = (*before[group[source]], source)
+                tokens_of[place], totals[place] = token, total
             if self._notes is not None:
                 self._notes.note(self._num_tokens + 1, number, (best, tokens, beams), verdict)
             self._last = (tokens, beams)
-        return parents, current
+        return parents, self._enter(parents, tokens_of, totals)
 
     def _list_origins(self) -> tuple[tuple[int, ...], ...]:
         return tuple(self._origins[row] for group in self._groups for row in group)
@@ -215,26 +224,26 @@ class ConstrainedBeams(ScoredBeams):
         """The beam scorer's choice among the likeliest candidates and those that advance a constraint."""
         rows = self._rows
         scores = self._scorer.next_logits(rows, normalise=True).scores
-        totals = scores + self._scores[:, None]
-        best, tokens, beams = self._take_best(totals, self._settings.num_beams)
+        running = send(self._totals, rows.device, torch.float32)
+        num_beams = self._settings.num_beams
+        best, tokens, beams = read_best(scores, running, num_beams, self._settings.num_candidates)
         if self._notes is not None:
             self._notes.look(0)
         verdict = self._judge.process(
-            rows.history(),
+            rows.read_history(),
             best,
             tokens,
             beams,
-            scores_for_all_vocab=totals.clone(),
+            scores_for_all_vocab=scores + running[:, None],
             pad_token_id=rows.pad_token_id,
             eos_token_id=self._eos,
             beam_indices=self._list_origins(),
             decoder_prompt_len=self._width,
         )
-        self._scores = verdict["next_beam_scores"].to(self._scores.dtype)
         self._last = (tokens, beams)
         sources = verdict["next_beam_indices"].tolist()
         if self._notes is not None:
             self._notes.note(self._num_tokens + 1, 0, (best, tokens, beams), verdict)
         self._origins = [(*self._origins[source], source) for source in sources]
         parents = [self._stay_home(place, source) for place, source in enumerate(sources)]
-        return parents, verdict["next_beam_tokens"]
+        return parents, self._enter(parents, verdict["next_beam_tokens"].tolist(), verdict["next_beam_scores"].tolist())

@@ -69,7 +69,8 @@ class BeamTurns:
         """Choose every beam's next token, let the rows follow, and return what became certain."""
         beams, rows = self._beams, self._rows
         parents, tokens = beams.choose()
-        rows.reorder(parents)
+        if parents != list(range(len(rows))):
+            rows.reorder(parents)
         rows.append(tokens[:, None])
         self._reader.reorder_rows(parents)
         beams.follow()

@@ -66,22 +66,24 @@ def select_beams(
 ) -> Selection:
     """Decide a step where its scores are: from scores (rows, vocab), log-probabilities if they are normalised, those of
     the running beams (rows,), and the tokens that end a sequence. The host decides alike in `PlainBeams.advance`."""
-    if drawing is None and _fits_kernels(scores, settings):
-        from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
+    fits = _fits_kernels(scores, settings.num_beams, settings.num_candidates)
+    if not is_normalised and (drawing is not None or not fits):
+        scores, is_normalised = torch.log_softmax(scores, dim=-1), True
+    if not fits:
+        return select_by_operators(scores, running, ends, settings, drawing)
+    from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
 
-        chosen = choose_beams(
-            scores,
-            running,
-            ends,
-            num_beams=settings.num_beams,
-            num_candidates=settings.num_candidates,
-            never=NEVER,
-            is_normalised=is_normalised,
-        )
-        return Selection(*chosen)
-    if not is_normalised:
-        scores = torch.log_softmax(scores, dim=-1)
-    return select_by_operators(scores, running, ends, settings, drawing)
+    chosen = choose_beams(
+        scores,
+        running,
+        ends,
+        num_beams=settings.num_beams,
+        num_candidates=settings.num_candidates,
+        never=NEVER,
+        is_normalised=is_normalised,
+        drawing=None if drawing is None else (drawing.seeds, drawing.positions),
+    )
+    return Selection(*chosen)
 
 
 def select_by_operators(
@@ -108,6 +110,34 @@ def select_by_operators(
     )
 
 
+def read_best(
+    scores: torch.Tensor, running: torch.Tensor, num_beams: int, num_candidates: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best continuations of each prompt's beams, on the host: log-probabilities, tokens, and beams that they
+    continue, (prompts, candidates) each. From log-probabilities (rows, vocab) and those of the beams (rows,)."""
+    vocab = scores.shape[-1]
+    num_candidates = min(num_candidates, num_beams * vocab)
+    if _fits_kernels(scores, num_beams, num_candidates):
+        from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
+
+        packed, *_ = choose_beams(
+            scores,
+            running,
+            torch.empty(0, dtype=torch.int64, device=scores.device),
+            num_beams=num_beams,
+            num_candidates=num_candidates,
+            never=NEVER,
+            is_normalised=True,
+        )
+        tokens, beams, bits = fetch(packed).read().unbind(1)
+        return bits.contiguous().view(torch.float32), tokens.long(), beams.long()
+    flat = (scores + running[:, None]).view(-1, num_beams * vocab)
+    best, index = flat.topk(num_candidates, dim=1, largest=True, sorted=True)
+    fetched = [fetch(part) for part in (best, index % vocab, torch.div(index, vocab, rounding_mode="floor"))]
+    best, tokens, beams = (part.read() for part in fetched)
+    return best, tokens, beams
+
+
 def fetch_candidates(selection: Selection) -> Fetched:
     """Begin to copy a step's candidates to the host."""
     return fetch(selection.packed)
@@ -119,10 +149,9 @@ def read_candidates(packed: torch.Tensor) -> Listed:
     return tokens.tolist(), beams.tolist(), bits.contiguous().view(torch.float32).tolist()
 
 
-def _fits_kernels(scores: torch.Tensor, settings: BeamSettings) -> bool:
+def _fits_kernels(scores: torch.Tensor, num_beams: int, num_candidates: int) -> bool:
     if scores.dtype != torch.float32 or not runs_kernels(scores.device):
         return False
     from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, MOST_RANKED
 
-    num_candidates = settings.num_candidates
-    return num_candidates <= MOST_CANDIDATES and num_candidates * settings.num_beams <= MOST_RANKED
+    return num_candidates <= MOST_CANDIDATES and num_candidates * num_beams <= MOST_RANKED

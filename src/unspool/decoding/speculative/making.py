@@ -31,7 +31,7 @@ from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
 from unspool.plan.drafters import DRAFTERS
 from unspool.plan.drafting import MOST_DRAFTED, Drafting
-from unspool.protocols import Model, SourceAnswer, SourceAsk
+from unspool.protocols import Model, SourceAsk
 from unspool.registry import resolve
 
 CAPACITY_AHEAD = 256  # positions that a draft model's cache makes room for at once
@@ -142,7 +142,7 @@ def make_draft_model(context: DrafterContext) -> Drafter:
 def _make_model_drafter(context: DrafterContext) -> Drafter:
     plan, scorer, assistant = context.plan, context.scorer, context.assistant
     assert assistant is not None
-    cache = _new_cache(assistant, context.rows, context.prompts, plan.copies, scorer.reader.answer_source)
+    cache = _new_cache(assistant, context.rows, context.prompts, plan.copies, scorer.reader)
     reader = Reader(assistant, cache, answer=scorer.reader.answer)
     if context.vocabularies is not None:
         rows = DraftRows(reader, len(context.rows))
@@ -178,17 +178,18 @@ def _make_translating(
     return UniversalDraft(rows, vocabularies.drafts, translate, confidence)
 
 
-def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int, answer_source: SourceAnswer) -> Cache:
+def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int, reader: Reader) -> Cache:
     """An empty cache of the draft model; one with an encoder reads the source with it."""
     capacity, source = max(rows.lengths) + CAPACITY_AHEAD, prompts.source
     if source is None:
-        return assistant.new_cache("dynamic", len(rows), capacity)
+        opened = None if reader.open_draft_cache is None else reader.open_draft_cache(assistant)
+        return assistant.new_cache("dynamic", len(rows), capacity) if opened is None else opened
     if source.tokens is None and getattr(assistant, "prepared", None) is None:
         raise SettingError(
             "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
             "pass input_ids, or use prompt_lookup_num_tokens"
         )
-    encoded = answer_source(SourceAsk(assistant, source.tokens, source.lengths))
+    encoded = reader.answer_source(SourceAsk(assistant, source.tokens, source.lengths))
     cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
     if copies > 1:
         cache.select_rows([row for row in range(len(source.lengths)) for _ in range(copies)])

@@ -8,14 +8,19 @@ import torch.nn.functional as F
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.tails import draw_from_tail
+from unspool.kernels.cpu.library import UNSURE
+from unspool.kernels.cpu.mark_calls import NO_MARK, MarkCall
+from unspool.kernels.draws import DrawCall, new_draws, prepare_draws
 from unspool.logits import LogitsProcessorList
 from unspool.logits.fused import FusedTail
+from unspool.logits.watermark import WatermarkProcessor
 
 
 class LogitsChoice:
     """Chooses the tokens of up to `num_steps` steps, each from its logits by processors and a draw, as single steps do.
 
-    The rows' histories grow here: the rows themselves get a step's tokens when its turn comes.
+    The rows' histories grow here: the rows themselves get a step's tokens when its turn comes. Draws, and a mark at the
+    end of the chain, are calls of the CPU library that lie ready.
     """
 
     def __init__(
@@ -24,26 +29,60 @@ class LogitsChoice:
         self._processors, self._tail = processors, tail
         self._step = 0
         self._width = max(rows.ends)
+        self._pads = None
         if processors:
             self._ids = F.pad(rows.read_history(), (0, num_steps))  # (rows, columns)
+            self._numbers = self._ids.numpy()  # the same memory
             self._pads = rows.padding() if processors.takes("pads") else None
+        self._has_history = bool(processors)
         self._uniforms, self._own_uniforms = (
             rows.uniforms_from(rows.lengths, num_steps, stream) if is_wanted else None  # (rows, steps)
             for stream, is_wanted in ((0, do_sample), (1, processors.takes("uniforms")))
         )
+        self._draws: DrawCall | None = None
+        if self._uniforms is not None and (tail is None or not tail.after):
+            draws = new_draws(len(rows)) if tail is None else tail.list_draws(len(rows))
+            self._draws = prepare_draws(draws, self._uniforms)
+        ends_marked = bool(processors) and processors.starts is None and isinstance(processors[-1], WatermarkProcessor)
+        self._may_mark = do_sample and ends_marked  # how many scores there are is known with the first ones
+        self._mark: MarkCall | None = None
 
     def __call__(self, likeliest: list[int], logits: torch.Tensor) -> list[int]:  # noqa: ARG002 - a `Choose`
         """The rows' tokens of the next step, from its logits (rows, vocab)."""
+        if self._may_mark:
+            self._prepare_mark(logits.shape[-1])
+        columns, drawn = self._width + self._step, None
         scores = self._process(logits)
+        if self._mark is not None:
+            drawn = self._mark.draw(scores, columns)
+            scores = self._mark.mark(scores, columns)
+        chosen = drawn
+        if chosen is None or NO_MARK in chosen:
+            others = self._choose(scores)
+            chosen = others if drawn is None else [a if a != NO_MARK else b for a, b in zip(drawn, others, strict=True)]
+        if self._has_history:
+            self._numbers[:, columns] = [max(token, 0) for token in chosen]
+        self._step += 1
+        return chosen
+
+    def _prepare_mark(self, vocab: int) -> None:
+        """Take the mark off the chain's end, if it can be made ready for all steps."""
+        self._may_mark = False
+        self._mark = self._processors[-1].prepare_steps(self._ids, vocab, self._pads)
+        if self._mark is not None:
+            self._processors = LogitsProcessorList(self._processors[:-1])
+
+    def _choose(self, scores: torch.Tensor) -> list[int]:
+        if self._draws is not None and scores.dtype == torch.float32:
+            drawn = self._draws.draw(scores, self._step)
+            if UNSURE not in drawn:
+                return drawn
         if self._uniforms is None:
             tokens = take_likeliest(scores)
         elif self._tail is None:
             tokens = draw(scores, self._uniforms[:, self._step])
         else:
             tokens = draw_from_tail(self._tail, scores, self._uniforms[:, self._step])
-        if self._processors:
-            self._ids[:, self._width + self._step] = tokens.clamp(min=0)
-        self._step += 1
         chosen: list[int] = tokens.tolist()
         return chosen
 

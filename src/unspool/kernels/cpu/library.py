@@ -18,12 +18,13 @@ from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-ABI: Final = 16
+ABI: Final = 17
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
 SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
-_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "q5": 6}
+_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "q5": 6, "bfloat16": 7}
+_PLAIN: Final = {"float32": 4, "bfloat16": 2}  # bytes of a number of the kinds that are no tiles
 _NAMES: Final = {number: name for name, number in _KINDS.items()}
 _SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
@@ -195,10 +196,16 @@ def point(tensor: torch.Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
+def _count_bytes(kind: AnyKind | Literal["float32", "bfloat16"], rows: int, columns: int) -> int | None:
+    if kind == "float32" or kind == "bfloat16":
+        return _PLAIN[kind] * rows * columns
+    return count_tile_bytes(kind, rows, columns)
+
+
 def describe_matrix(
     data: torch.Tensor,
     bias: torch.Tensor | None,
-    kind: AnyKind | Literal["float32"],
+    kind: AnyKind | Literal["float32", "bfloat16"],
     rows: int,
     columns: int,
     rest: Matrix | None = None,
@@ -208,14 +215,13 @@ def describe_matrix(
     The last of the rows may be `rest`'s: of another quantised kind, and kept alive by the caller.
     """
     own = rows - (rest.rows if rest is not None else 0)
-    expected = 4 * rows * columns if kind == "float32" else count_tile_bytes(kind, own, columns)
-    if own < 1 or columns < 1 or data.nbytes != expected:
+    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, rows if kind in _PLAIN else own, columns):
         raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {own} rows and {columns} columns")
     if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
         raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
     if rest is None:
         return Matrix(_KINDS[kind], rows, columns, own, point(data), point(bias), None)
-    if own % TILE or rest.columns != columns or rest.bias or "float32" in (kind, _NAMES[rest.kind]):
+    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & _PLAIN.keys():
         raise SettingError(
             f"a {_NAMES[rest.kind]} matrix of {rest.columns} columns can't follow {own} rows of a {kind} matrix of "
             f"{columns} columns"
@@ -257,6 +263,7 @@ DRAW: Final = np.dtype(  # us_draw
 )
 Draws = np.ndarray[Any, np.dtype[np.void]]
 """How each of some rows is drawn from: an array of `DRAW`."""
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
 NO_DRAW: Final = -1
 UNSURE: Final = -2
 
@@ -339,15 +346,19 @@ class Library:
     def draw_rows(self, scores: torch.Tensor, draws: Draws) -> torch.Tensor:
         """The tokens (rows,) int32 that are drawn from scores (rows, vocab) as `draws` (rows,) say; `NO_DRAW` where no
         score is finite, or one is NaN or infinite, `UNSURE` where rounding decides what top-p leaves."""
+        tokens = np.full(len(scores), NO_DRAW, dtype=np.int32)
+        self.draw_into(scores, draws, tokens)
+        return torch.from_numpy(tokens)
+
+    def draw_into(self, scores: torch.Tensor, draws: Draws, tokens: Tokens) -> None:
+        """The same, written to `tokens` (rows,)."""
         given = scores.contiguous()
-        if given.dtype != torch.float32 or draws.dtype != DRAW or draws.shape != given.shape[:1]:
+        rows, vocab = given.shape
+        if given.dtype != torch.float32 or draws.dtype != DRAW or not draws.shape == tokens.shape == (rows,):
             raise SettingError(f"{len(draws)} draws can't be made from scores {list(scores.shape)} of {scores.dtype}")
-        tokens = torch.full((len(given),), NO_DRAW, dtype=torch.int32)
-        if given.numel():
-            at, count = draws.ctypes.data, self.threads
-            if self._handle.us_draw_rows(point(given), *given.shape, at, point(tokens), count):
-                raise ResourceError("there is no memory for a draw from the scores")
-        return tokens
+        places = (given.data_ptr(), rows, vocab, draws.ctypes.data, tokens.ctypes.data)
+        if rows and vocab and self._handle.us_draw_rows(*places, self.threads):
+            raise ResourceError("there is no memory for a draw from the scores")
 
     def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""

@@ -30,7 +30,7 @@ class Marks:
     """Contexts, permutations, the tournament and the keyed draw, each over the rows of one call."""
 
     def __init__(self, handle: ctypes.CDLL, threads: int) -> None:
-        self._handle, self._threads = handle, threads
+        self.handle, self.threads = handle, threads
         number, size, at = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
         word = ctypes.c_uint32
         handle.us_find_first.argtypes = [at, number, size, size, at, size]
@@ -48,7 +48,7 @@ class Marks:
         words = _check_seeds(seeds, count, num_first)
         out = torch.empty(len(words), count, dtype=torch.bool)
         if len(words):
-            _check(self._handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self._threads))
+            check_code(self.handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self.threads))
         return out
 
     def are_first(self, seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
@@ -60,8 +60,8 @@ class Marks:
         if len(words):
             words, order = words.sort()  # equal seeds are followed together
             ids, out = ids[order], torch.empty_like(found)
-            _check(
-                self._handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self._threads)
+            check_code(
+                self.handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self.threads)
             )
             found[order] = out
         return found
@@ -77,8 +77,8 @@ class Marks:
             raise SettingError(f"scores {list(scores.shape)} can't be raised after tokens {list(ids.shape)}")
         out = torch.empty_like(scores)
         if out.numel():
-            _check(
-                self._handle.us_raise_own(
+            check_code(
+                self.handle.us_raise_own(
                     _at(scores),
                     _at(out),
                     rows,
@@ -91,9 +91,9 @@ class Marks:
                     _at(lists.table),
                     len(lists.table),
                     lists.key,
-                    _list_divisors(vocab, lists.num_first).ctypes.data,
+                    list_divisors(vocab, lists.num_first).ctypes.data,
                     bias,
-                    self._threads,
+                    self.threads,
                 )
             )
         return out
@@ -105,7 +105,7 @@ class Marks:
         rows, columns = ids.shape
         states, repeated = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
         if rows:
-            self._handle.us_read_contexts(
+            self.handle.us_read_contexts(
                 _at(ids),
                 None if pads is None else _at(pads),
                 rows,
@@ -149,8 +149,8 @@ class Marks:
             raise SettingError(f"scores {list(scores.shape)} and bits {list(words.shape)} make no tournament")
         out = torch.empty_like(scores)
         if out.numel():
-            _check(
-                self._handle.us_play_tournament(
+            check_code(
+                self.handle.us_play_tournament(
                     _at(scores),
                     _at(out),
                     *scores.shape,
@@ -160,7 +160,7 @@ class Marks:
                     _at(states),
                     shift,
                     _at(repeated),
-                    self._threads,
+                    self.threads,
                 )
             )
         return out
@@ -173,14 +173,12 @@ class Marks:
             raise SettingError(f"{len(states)} states can't draw from scores {list(scores.shape)} of {scores.dtype}")
         tokens = torch.empty(len(scores), dtype=torch.int32)
         if scores.numel():
-            self._handle.us_draw_keyed(
-                _at(scores), *scores.shape, _at(states), _at(repeated), _at(tokens), self._threads
-            )
+            self.handle.us_draw_keyed(_at(scores), *scores.shape, _at(states), _at(repeated), _at(tokens), self.threads)
         return tokens
 
 
 @lru_cache(maxsize=4)
-def _list_divisors(count: int, num_first: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
+def list_divisors(count: int, num_first: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
     """What tells if a word is divisible by count - i: the inverse of the odd part, the powers of two, the limit."""
     divisors = count - np.arange(num_first, dtype=np.int64)
     powers = divisors & -divisors
@@ -203,6 +201,6 @@ def _check_seeds(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tenso
     return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).contiguous()
 
 
-def _check(code: int) -> None:
+def check_code(code: int) -> None:
     if code:
         raise ResourceError("there is no memory for a watermark's lists")

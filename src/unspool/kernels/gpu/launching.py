@@ -6,6 +6,7 @@ The overlap is programmatic dependent launch (PDL): a kernel may start before th
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,11 +23,13 @@ from triton.language.extra import cuda as tlx
 from triton.runtime import build as launchers
 from triton.runtime import driver
 
+from unspool.kernels.gpu.compiling import compile_elsewhere
 from unspool.kernels.preparations import wait_for_preparations
 
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
-_MOST_COMPILERS: Final = 6  # threads: half of a kernel's compilation holds Python's lock
+_MOST_COMPILERS: Final = 16  # kernels at once, most of them in processes of their own
+_MOST_HERE: Final = 6  # in threads: half of a kernel's compilation holds Python's lock
 _SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock while others compile
 Launched = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # a kernel, its grid, arguments and options
 _state = threading.local()
@@ -83,21 +86,25 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile a kernel and load it, and others that make the function by which it is launched.
+    """Threads that have a kernel compiled and load it, and others that make the function by which it is launched.
 
     That function is a C compiler's work of its own, as long as the kernel's; Triton begins it at the first launch.
     """
 
     def __init__(self) -> None:
-        super().__init__(_MOST_COMPILERS, "unspool compiler")
+        count = min(_MOST_COMPILERS, max(_MOST_HERE, os.cpu_count() or 1))
+        super().__init__(count, "unspool compiler")
         self._device = torch.cuda.current_device()
-        self._launchers = ThreadPoolExecutor(_MOST_COMPILERS, "unspool launcher")
+        self._launchers = ThreadPoolExecutor(count, "unspool launcher")
+        self._here = threading.Semaphore(_MOST_HERE)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         made = self._launchers.submit(_make_launcher, fn)
 
         def work() -> Any:
-            kernel = fn(*args, **kwargs)
+            compile_elsewhere(fn)
+            with self._here:
+                kernel = fn(*args, **kwargs)  # from Triton's cache, if it was compiled elsewhere
             made.result()
             with suppress(Exception), torch.cuda.device(self._device):  # the first launch raises it again
                 _ = kernel.run

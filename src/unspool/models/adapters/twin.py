@@ -100,8 +100,16 @@ def drop_twin(model: Any) -> None:
     model.__dict__.pop(_PLACE, None)
 
 
-def _mark(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    return tuple((parameter.data_ptr(), parameter._version) for parameter in model.parameters())
+def _mark(model: nn.Module) -> tuple[tuple[int, int, str], ...]:
+    """What tells whether parameters were changed. On a CPU a number of each is looked at too: what is written through
+    `.data` has no version, and a native model may hold copies there."""
+    return tuple((parameter.data_ptr(), parameter._version, _sample(parameter)) for parameter in model.parameters())
+
+
+def _sample(parameter: nn.Parameter) -> str:
+    if parameter.device.type != "cpu" or not parameter.numel():
+        return ""
+    return repr(parameter.detach()[tuple(size // 2 for size in parameter.shape)].item())
 
 
 def _explain(model: Any) -> str:

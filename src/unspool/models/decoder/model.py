@@ -78,7 +78,8 @@ class Decoder(WithLibrary, NativeModel):
         why = explain_no_library(*made)
         if why is not None:
             return [ClosedPath("library", why)]
-        return [LibraryPath(self.spec, self.weights, DescribedModel(self.spec, self.weights, self._views))]
+        described = DescribedModel(self.spec, self.weights, self._views, narrows=self._packs)
+        return [LibraryPath(self.spec, self.weights, described)]
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -107,7 +108,8 @@ class Decoder(WithLibrary, NativeModel):
 
     @property
     def packs_for_batches(self) -> bool:
-        """Whether steps of several rows on a CPU may keep a second copy of the weights, laid out for them."""
+        """Whether steps on a CPU may keep a second copy of the weights: in half of the bytes where that is exact, and
+        laid out for several rows."""
         return self._packs
 
     @packs_for_batches.setter

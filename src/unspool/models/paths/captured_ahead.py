@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from unspool.kernels.compiler_process import COMPILERS, has_cached_kernels
 from unspool.kernels.preparations import announce_preparation, end_preparation
 from unspool.kernels.presence import has_triton, runs_kernels
 from unspool.models.decoder.layers import DecoderWeights
@@ -34,6 +35,8 @@ def start_triton(device: torch.device) -> None:
         return
     with _lock:
         if not _importing:
+            if not has_cached_kernels():  # otherwise it is started if a kernel is missing
+                COMPILERS.start()
             for work in (_import_kernels, _start_driver, _hash_triton):
                 _importing.append(threading.Thread(target=work, name="unspool kernels", daemon=True))
                 _importing[-1].start()

@@ -18,6 +18,7 @@ from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.mixture import Mixture
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
 from unspool.models.decoder.views import AttentionViews
+from unspool.models.paths.library_narrow import NarrowCopies
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -79,9 +80,17 @@ class DescribedModel:
     """The structs of a decoder, described again if its tensors have moved."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, views: AttentionViews, beside: Sequence[Any] = ()
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        views: AttentionViews,
+        beside: Sequence[Any] = (),
+        *,
+        narrows: bool = False,
     ) -> None:
-        """`beside` holds weights that a subclass describes."""
+        """`beside` holds weights that a subclass describes; `narrows` allows copies in half of the bytes."""
+        self._may_narrow = narrows
+        self._narrow: NarrowCopies | None = None  # made by the first pass
         self._spec = spec
         self._weights = weights
         self._views = views
@@ -127,7 +136,7 @@ class DescribedModel:
             head_scale=1.0,
             **_describe_sizes(spec.mixture),
             embedding=describe_rows(weights.embedding),
-            head=describe_rows(weights.head),
+            head=self._describe_product(weights.head),
             embedding_norm=describe_norm(weights.embedding_norm),
             final_norm=describe_norm(weights.final_norm),
             positions=point(positions),
@@ -148,26 +157,37 @@ class DescribedModel:
             has_post_norms=layer.post_attn_norm is not None,
             head_norm=_HEAD_NORMS[spec.qk_norm_span] if layer.q_norm is not None else 0,
             window=(spec.window or 0) if spec.kind_of(index) == "sliding" else 0,
-            qkv=describe_rows(layer.qkv),
-            out=describe_rows(layer.out),
-            up=describe_rows(layer.up),
-            down=describe_rows(layer.down),
+            qkv=self._describe_product(layer.qkv),
+            out=self._describe_product(layer.out),
+            up=self._describe_product(layer.up),
+            down=self._describe_product(layer.down),
             scale=spec.scale_of(index),
             is_halved=layer.is_halved,
             sinks=point(layer.sinks),
             **_describe_mixture(layer.mixture),
         )
 
+    def _describe_product(self, linear: AnyLinear) -> CMatrix:
+        """The C struct of a matrix that is multiplied by: of its copy, if there is one."""
+        copy = self._narrow.find(linear.weight) if self._narrow is not None and isinstance(linear, Linear) else None
+        if copy is None:
+            return describe_rows(linear)
+        return describe_matrix(copy, linear.bias, "bfloat16", *copy.shape)
+
     def _follow_moves(self) -> None:
         """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
-        tensor other memory, and its old address may then be reused."""
-        if find_addresses(self._kept) == self._kept_at and find_addresses(self._tables) == self._tables_at:
+        tensor other memory, and its old address may then be reused. Copies are dropped if what they hold is changed."""
+        is_current = self._narrow is None or self._narrow.is_current()
+        is_here = find_addresses(self._kept) == self._kept_at and find_addresses(self._tables) == self._tables_at
+        if is_here and is_current and not self._may_narrow:
             return
         if [_describe_form(tensor) for tensor in self._kept] != self._forms:
             raise SettingError(
                 "weights of this model were given another shape, dtype or device in place; load the model again, or "
                 "use model.to()"
             )
+        self._narrow = NarrowCopies(self._weights) if self._may_narrow else None
+        self._may_narrow = False
         self._describe()
 
     def reach(self, stop: int) -> Model:

@@ -13,6 +13,7 @@ from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN, draw, take_likeliest
 from unspool.decoding.speculative.drafters.base import DRAFT_STREAM, Draft
 from unspool.decoding.speculative.drafters.confidence import Confidence
+from unspool.kernels.sending import fetch
 
 
 class ModelDrafter(ABC):
@@ -72,9 +73,10 @@ class ModelDrafter(ABC):
         limits: Sequence[int],
     ) -> list[int]:
         """Write the guesses down; the places of the rows that guess on."""
-        sure = probabilities.gather(-1, chosen.clamp(min=0)[:, None]).squeeze(-1).tolist()
+        fetched = fetch(chosen), fetch(probabilities.gather(-1, chosen.clamp(min=0)[:, None]).squeeze(-1))
+        tokens, sure = (part.read().tolist() for part in fetched)
         going = []
-        for place, token in ((place, int(token)) for place, token in enumerate(chosen.tolist()) if place in places):
+        for place, token in ((place, int(token)) for place, token in enumerate(tokens) if place in places):
             if token == NO_TOKEN:  # the processors leave it nothing: the model may see that otherwise
                 continue
             guesses[place].append(token)

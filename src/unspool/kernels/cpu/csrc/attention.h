@@ -17,6 +17,7 @@ typedef struct {
     const float *keys, *ahead;
     int64_t stride;
     int32_t count, values; /* a key's values are so many floats behind it */
+    int32_t is_near;       /* read just before: it lies in the nearest cache */
 } segment;
 
 #define AT_ONCE 4 /* keys that are scored together, and query heads */
@@ -49,7 +50,7 @@ INLINE void score_few(const float *q, const int32_t G, const int32_t D, segment 
 INLINE void score(const float *q, const int32_t G, const int32_t D, segment s, float (*scores)[US_PART]) {
     for (int32_t j = 0; j < s.count; j += AT_ONCE) {
         int32_t g = 0;
-        for (int32_t k = j; k < j + AT_ONCE; k++)
+        for (int32_t k = j; k < j + AT_ONCE && !s.is_near; k++)
             for (int32_t i = 0; i < D; i += 16) {
                 if (s.ahead) {
                     __builtin_prefetch(s.ahead + k * s.stride + i, 0, 2);

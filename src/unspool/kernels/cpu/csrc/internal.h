@@ -168,6 +168,10 @@ static inline int32_t us_count_parts(int32_t num_tokens, int32_t kv_heads, int32
     return threads > 1 && (int64_t)num_tokens * kv_heads < 4 * (int64_t)threads ? (most_keys + US_PART - 1) / US_PART : 0;
 }
 
+/* Whether a matrix has plain rows of numbers, and how many bytes each of those has. */
+static inline int us_is_plain(int32_t kind) { return kind == US_F32 || kind == US_BF16; }
+static inline int us_number_bytes(int32_t kind) { return kind == US_BF16 ? 2 : 4; }
+
 /* Bytes of one block of a tile: of 8 rows of 32 columns. A super-block of 8 blocks has eight times as many. */
 static inline size_t us_block_bytes(int32_t kind) {
     static const size_t bytes[] = {0, 16 + 256, 32 + 128, 144, 176, 210, 32 + 32 + 128};
@@ -194,6 +198,7 @@ struct us_team {
 
 int32_t us_gather(int32_t threads);                 /* take the team for one call; how many it really has */
 void us_do(us_task task, const void *argument);      /* let all of them work, and give the team back */
+void us_leave(void);                                 /* give it back without work */
 void us_meet(us_team *team);                         /* wait for all threads of the team */
 
 extern const us_kernels us_plain;

@@ -66,7 +66,7 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
         }
         if (source == CROSS_READ && r->max_parts)
             join_parts(r, layer, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
-        if (w->kind != US_F32)
+        if (!us_is_plain(w->kind))
             quantise(in.x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums, offsets);
     }
     if (!r->is_private) us_meet(r->team);
@@ -316,7 +316,7 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
     float *scales = (float *)(quants + (((size_t)rows * K + 63) & ~(size_t)63)), *sums = scales + (size_t)rows * blocks;
     int32_t *offsets = (int32_t *)(sums + (size_t)rows * blocks);
     int64_t first, last;
-    if (w->kind != US_F32) {
+    if (!us_is_plain(w->kind)) {
         split(rows, thread, team->size, &first, &last);
         for (int64_t row = first; row < last; row++)
             quantise(task->x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums, offsets);

@@ -191,6 +191,22 @@ static void do_rows(us_task task, const void *argument, int64_t rows, int32_t th
     us_do(task, argument);
 }
 
+/* Working memory of a call that has the team, kept for the next one: the system would hand its pages out, cleared, at every
+ * step anew. NULL: there is none, and the team is given back. */
+#define MOST_KEPT ((size_t)64 << 20)
+static void *gather_with(size_t bytes, int32_t threads) {
+    static void *kept;
+    static size_t size;
+    us_gather(threads);
+    if (bytes > size || size > MOST_KEPT) {
+        free(kept);
+        kept = malloc(bytes);
+        size = kept ? bytes : 0;
+        if (!kept) us_leave();
+    }
+    return kept;
+}
+
 int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
                      uint8_t *out, int32_t threads) {
     atomic_int failed = 0;
@@ -205,27 +221,20 @@ int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32
 int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
                      const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
                      const uint32_t *divisors, float bias, int32_t threads) {
-    us_candidate *rooms = malloc(2 * sizeof *rooms * (size_t)vocab * (size_t)(threads > 1 ? threads : 1));
-    int32_t *tokens = malloc(sizeof(int32_t) * (size_t)(rows * num_candidates));
-    if (rooms && tokens) {
-        us_gather(threads);
-        us_do(kernels()->own_lists, &(us_own_task){scores, out, rows, vocab, num_first, num_candidates, ids, stride, width, table,
-                                                   table_size, (uint64_t)key, divisors, bias, tokens, rooms});
-    }
-    const int32_t failed = !rooms || !tokens;
-    free(rooms);
-    free(tokens);
-    return -failed;
+    const size_t room = 2 * sizeof(us_candidate) * (size_t)vocab * (size_t)(threads > 1 ? threads : 1);
+    char *memory = gather_with(room + sizeof(int32_t) * (size_t)(rows * num_candidates), threads);
+    if (!memory) return -1;
+    us_do(kernels()->own_lists, &(us_own_task){scores, out, rows, vocab, num_first, num_candidates, ids, stride, width, table,
+                                               table_size, (uint64_t)key, divisors, bias, (int32_t *)(memory + room), (us_candidate *)memory});
+    return 0;
 }
 
 int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
                            uint32_t size, const int64_t *states, uint32_t shift, const uint8_t *repeated, int32_t threads) {
     const size_t room_size = (sizeof(us_play_room) + 2 * sizeof(float) * (size_t)vocab + 63) & ~(size_t)63;
-    void *rooms = malloc(room_size * (size_t)(threads > 1 ? threads : 1));
+    void *rooms = gather_with(room_size * (size_t)(threads > 1 ? threads : 1), threads);
     if (!rooms) return -1;
-    us_gather(threads);
     us_do(kernels()->tournament, &(us_tournament_task){scores, out, rows, vocab, depth, words, size, states, shift, repeated, rooms, room_size});
-    free(rooms);
     return 0;
 }
 
@@ -337,12 +346,20 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
     const int32_t columns = matrix->columns, blocks = columns / US_BLOCK;
     for (int32_t i = 0; i < count; i++, out += columns) {
         const int32_t row = rows[i], tile = row / US_TILE, r = row % US_TILE;
-        if (matrix->kind >= US_K4) {
-            read_super_row(matrix, row, out);
-            continue;
-        }
         if (matrix->kind == US_F32) {
             memcpy(out, (const float *)matrix->data + (size_t)row * columns, sizeof(float) * (size_t)columns);
+            continue;
+        }
+        if (matrix->kind == US_BF16) {
+            const uint16_t *from = (const uint16_t *)matrix->data + (size_t)row * columns;
+            for (int32_t k = 0; k < columns; k++) {
+                const uint32_t bits = (uint32_t)from[k] << 16;
+                memcpy(out + k, &bits, 4);
+            }
+            continue;
+        }
+        if (matrix->kind >= US_K4) {
+            read_super_row(matrix, row, out);
             continue;
         }
         const int is_q8 = matrix->kind == US_Q8;

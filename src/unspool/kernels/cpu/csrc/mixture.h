@@ -20,7 +20,7 @@ static us_matrix find_expert(const us_matrix *w, int32_t expert, int32_t experts
     us_matrix one = *w;
     one.rows = w->rows / experts;
     const size_t numbers = (size_t)expert * (size_t)one.rows * (size_t)w->columns;
-    const size_t bytes = w->kind == US_F32 ? numbers * sizeof(float) : numbers / (US_TILE * US_BLOCK) * us_block_bytes(w->kind);
+    const size_t bytes = us_is_plain(w->kind) ? numbers * (size_t)us_number_bytes(w->kind) : numbers / (US_TILE * US_BLOCK) * us_block_bytes(w->kind);
     one.data = (const uint8_t *)w->data + bytes;
     if (w->bias) one.bias = w->bias + (size_t)expert * (size_t)one.rows;
     return one;
@@ -134,7 +134,7 @@ static void lay_rows(run *r, const us_layer *layer, const workbench *b, int is_f
             if (g.first + row < begin || g.first + row >= end) continue;
             const float *x = is_first ? b->normed + (size_t)s->pair_tokens[g.first + row] * H : s->fed + g.fed + (size_t)row * (size_t)g.ffn;
             const size_t at = is_first ? g.given : g.fed;
-            if (w->kind != US_F32)
+            if (!us_is_plain(w->kind))
                 quantise(x, w->columns, row, find_panel(w, row, g.count), b->quants + at, b->scales + at / US_BLOCK, b->sums + at / US_BLOCK,
                          b->offsets + at / (US_BLOCK / 2));
             else if (is_first)

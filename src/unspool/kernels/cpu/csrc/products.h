@@ -19,16 +19,14 @@ static void quantise(const float *x, int32_t columns, int32_t row, panel p, int8
             most[i % 2] = larger(most[i % 2], magnitude(v[i]));
         }
         const float size = largest(larger(most[0], most[1])), inverse = size > 0 ? 127.0f / size : 0;
-        int32_t whole[US_BLOCK], lower = 0, upper = 0;
+        veci halves[2] = {{0}, {0}};
         UNROLLED for (int i = 0; i < VECTORS; i++) {
-            const veci q = nearest(v[i] * inverse);
-            memcpy(whole + i * LANES, &q, sizeof q);
+            const veci whole = nearest(v[i] * inverse);
+            const bytes small = __builtin_convertvector(whole, bytes);
+            memcpy(quants + i * LANES, &small, sizeof small);
+            halves[i * LANES / HALF] += whole;
         }
-        for (int i = 0; i < US_BLOCK; i++) quants[i] = (int8_t)whole[i];
-        for (int i = 0; i < HALF; i++) {
-            lower += whole[i];
-            upper += whole[HALF + i];
-        }
+        const int32_t lower = sum_whole(halves[0]), upper = sum_whole(halves[1]);
         *scales = size / 127.0f;
         *sums = *scales * (float)(lower + upper);
         offsets[0] = -32 * lower;
@@ -52,6 +50,8 @@ typedef struct {
     const int32_t *rows; /* rows of y that results go to, if not their own; */
     const float *shares; /* and by what they are multiplied before; or NULL */
 } output;
+
+#include "unpacked.h"
 
 static void multiply_super(int32_t kind, const uint8_t *tile, int supers, activations a, int32_t num_rows, int is_pair,
                            float *out) {
@@ -79,9 +79,10 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
         count = count < left ? count : left;
     }
     const size_t blocks = (size_t)(w->columns / US_BLOCK), at = (size_t)p.first * blocks;
-    if (w->kind == US_F32) {
-        multiply_f32((const float *)w->data + (size_t)first * w->columns, w->columns, count, in->x + (size_t)p.first * in->stride,
-                     in->stride, p, out);
+    if (us_is_plain(w->kind)) {
+        const int size = us_number_bytes(w->kind);
+        multiply_plain((const uint8_t *)w->data + (size_t)first * (size_t)w->columns * (size_t)size, size, w->columns, count,
+                       in->x + (size_t)p.first * in->stride, in->stride, p, out);
         return;
     }
     const int is_q8 = w->kind == US_Q8;
@@ -111,6 +112,17 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
     switch (p.count) { EVERY(tile) }
 }
 
+/* The same for some rows from `row` on: one panel, or several. How many rows those are. */
+static int32_t multiply_rows(const us_matrix *w, int32_t first, int32_t count, const input *in, int32_t row, int32_t num_rows,
+                             float *out) {
+    const panel p = find_panel(w, row, num_rows);
+#if defined(US_AVX512)
+    if (p.count < num_rows && is_tiled(w)) return multiply_unpacked(w, first, count, in->quantised, row, num_rows, out);
+#endif
+    multiply(w, first, count, in, p, out);
+    return p.count;
+}
+
 static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
     float *y = to->y + (to->rows ? to->rows[row] : row) * to->stride + first;
     for (int32_t n = 0; n < count; n += LANES) {
@@ -135,14 +147,13 @@ static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in,
                           int32_t threads) {
     int64_t first, last;
     split((w->rows + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float made[MOST_M * OUTPUTS];
+    float made[MOST_ROWS * OUTPUTS];
     for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
         const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, w->rows);
         for (int32_t row = 0; row < num_rows;) {
-            const panel p = find_panel(w, row, num_rows);
-            multiply(w, begin, count, in, p, made);
-            for (int m = 0; m < p.count; m++) put(w, begin, count, made + OUTPUTS * m, row + m, to);
-            row += p.count;
+            const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, made);
+            for (int m = 0; m < rows; m++) put(w, begin, count, made + OUTPUTS * m, row + m, to);
+            row += rows;
         }
     }
 }
@@ -160,14 +171,13 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, in
                       const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
     split((ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float gates[MOST_M * OUTPUTS], values[MOST_M * OUTPUTS];
+    float gates[MOST_ROWS * OUTPUTS], values[MOST_ROWS * OUTPUTS];
     for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
         const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, ffn);
         for (int32_t row = 0; row < num_rows;) {
-            const panel p = find_panel(w, row, num_rows);
-            multiply(w, begin, count, in, p, gates);
-            if (model->is_gated) multiply(w, ffn + begin, count, in, p, values);
-            for (int m = 0; m < p.count; m++)
+            const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, gates);
+            if (model->is_gated) multiply_rows(w, ffn + begin, count, in, row, num_rows, values);
+            for (int m = 0; m < rows; m++)
                 for (int32_t n = 0; n < count; n += LANES) {
                     const int some = count - n < LANES ? count - n : LANES;
                     vec gate = load_some(gates + OUTPUTS * m + n, some);
@@ -181,7 +191,7 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, in
                                                                         : activate(model->activation, gate) * value;
                     store_some(to->y + (row + m) * to->stride + begin + n, result, some);
                 }
-            row += p.count;
+            row += rows;
         }
     }
 }

@@ -124,9 +124,9 @@ static int32_t cut_places(const us_store *s, int32_t l, int32_t row, int32_t beg
 }
 
 /* One part of the keys of one key head, for some of its query heads. `next` is the token that is read after the last
- * part; -1: none. */
+ * part; -1: none. A part `is_near` if the token before has just read it. */
 static void attend_part(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t next, int32_t kv, int32_t head,
-                        int32_t count, int32_t part, reading *got) {
+                        int32_t count, int32_t part, int32_t is_near, reading *got) {
     const us_model *m = r->model;
     const us_job *job = r->job;
     const int32_t D = m->head_dim, heads = m->num_heads + 2 * m->num_kv_heads, values = m->num_kv_heads * D;
@@ -162,6 +162,7 @@ static void attend_part(run *r, const us_layer *layer, int32_t l, int32_t token,
         }
         if (end == all && next >= 0) segments[num - 1].ahead = find_own(r, layer, l, next, kv);
     }
+    for (int32_t i = 0; i < num; i++) segments[i].is_near = is_near;
     const float *q = r->scratch.qkv + ((size_t)token * heads + head) * D;
     const score_terms terms = {
         .slopes = m->slopes ? m->slopes + head : NULL,
@@ -185,7 +186,7 @@ static void attend_kept(run *r, const us_layer *layer, int32_t l, int32_t token,
     reading got;
     for (int32_t g0 = 0; g0 < G; g0 += MOST_GROUP) {
         const int32_t count = G - g0 < MOST_GROUP ? G - g0 : MOST_GROUP, head = kv * G + g0;
-        attend_part(r, layer, l, token, -1, kv, head, count, part, &got);
+        attend_part(r, layer, l, token, -1, kv, head, count, part, 0, &got);
         for (int g = 0; g < count; g++) {
             float *kept = find_kept(r, token, part, head + g);
             kept[0] = got.most[g];
@@ -223,7 +224,7 @@ static void attend_run(run *r, const us_layer *layer, int32_t l, int32_t token, 
                 if (part < first[t] || part > last[t]) continue;
                 const size_t at = (size_t)(token + t) * H + g0;
                 float *read = r->scratch.read + at * D, *tally = r->scratch.tallies + 2 * at;
-                attend_part(r, layer, l, token + t, next, g0 / G, g0, head, part, &got);
+                attend_part(r, layer, l, token + t, next, g0 / G, g0, head, part, t > 0 && part <= last[t - 1], &got);
                 for (int g = 0; g < head; g++, read += D, tally += 2) {
                     if (part == first[t]) {
                         memset(read, 0, sizeof(float) * (size_t)D);

@@ -108,9 +108,11 @@ int32_t us_gather(int32_t threads) {
     return team.size;
 }
 
+void us_leave(void) { pthread_mutex_unlock(&gate); }
+
 void us_do(us_task task, const void *argument) {
     if (team.size > 1) call(task, argument);
     task(argument, 0, &team);
     us_meet(&team); /* all are done: the caller may use what was computed, and call again */
-    pthread_mutex_unlock(&gate);
+    us_leave();
 }

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 16
+#define US_ABI 17
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_SUPER 256   /* columns of a super-block: blocks whose scales share a float16 */
@@ -17,13 +17,14 @@
 #define US_CHUNK 64    /* most tokens of one call: their activations stay in the second-level cache */
 
 enum us_kind {
-    US_F32 = 0, /* plain rows */
+    US_F32 = 0, /* plain rows of floats */
     US_Q8 = 1,  /* tiles of blocks: 8 float16 scales, then 8 groups of 4 columns of 8 rows, int8 */
     US_Q4 = 2,  /* tiles of blocks: 8 float16 scales, 8 float16 minimums, then 4 groups as above, two to a byte */
     US_K4 = 3,  /* tiles of super-blocks, as csrc/supers.h describes them: GGUF's Q4_K, */
     US_K5 = 4,  /* Q5_K */
     US_K6 = 5,  /* and Q6_K; */
     US_Q5 = 6,  /* tiles of blocks of 5 bits, described there too */
+    US_BF16 = 7, /* plain rows of bfloat16 */
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };

@@ -22,6 +22,7 @@
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t veci __attribute__((vector_size(LANES * 4)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
 typedef float quad __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -53,6 +54,17 @@ INLINE float sum(vec v) {
     for (int n = LANES / 2; n; n /= 2)
         for (int i = 0; i < n; i++) part[i] = part[2 * i] + part[2 * i + 1];
     return part[0];
+}
+INLINE int32_t sum_whole(veci v) {
+#if defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)v);
+#elif defined(US_AVX512)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+#endif
 }
 /* The sums of four vectors. */
 INLINE quad sums(const vec *v) {
@@ -91,6 +103,21 @@ INLINE veci as_bits(vec v) {
     veci bits;
     memcpy(&bits, &v, sizeof bits);
     return bits;
+}
+/* bfloat16 as floats: their upper halves. */
+INLINE vec load_bfloats(const uint16_t *p) {
+#if defined(US_AVX512)
+    return (vec)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16));
+#elif defined(US_AVX2)
+    return (vec)_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
+#else
+    typedef uint16_t narrow __attribute__((vector_size(LANES * 2)));
+    typedef uint32_t wide __attribute__((vector_size(LANES * 4)));
+    narrow halves;
+    memcpy(&halves, p, sizeof halves);
+    const wide bits = __builtin_convertvector(halves, wide) << 16;
+    return as_floats((veci)bits);
+#endif
 }
 INLINE vec choose(veci mask, vec a, vec b) { return as_floats((as_bits(a) & mask) | (as_bits(b) & ~mask)); }
 INLINE vec larger(vec a, vec b) {

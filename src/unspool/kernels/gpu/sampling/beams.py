@@ -2,7 +2,7 @@
 which of those go on. `decoding.beams.selection` does the same operator by operator.
 
 A row of scores is cut into tiles, one per program, of which each finds its highest few; then rows and prompts are
-merged from those.
+merged from those. Beam sampling adds noise to what is compared: that of `decoding.randomness.draw_gumbel`.
 """
 
 from __future__ import annotations
@@ -22,45 +22,85 @@ MOST_CANDIDATES: Final = 64  # of a prompt: each is found by one more search
 MOST_RANKED: Final = 4_096  # candidates of all beams of a prompt
 
 
+LOWEST: Final = tl.constexpr(-3.4028234663852886e38)  # stands for what is forbidden: it can be found, once
+
+
+@triton.jit
+def _rank(values, is_there):
+    """Numbers as they are compared: NaN comes first, as in torch, and minus infinity is what nobody finds again."""
+    values = tl.where(values == values, values, float("inf"))
+    return tl.where(is_there, tl.where(values > LOWEST, values, LOWEST), float("-inf"))
+
+
 @triton.jit
 def _tell(top, at):
-    """The number at an address that was found first: NaN and infinity are found alike."""
-    is_odd = top == float("inf")
+    """The number at an address that was found: NaN and infinity are found alike, and so is what is forbidden."""
+    is_odd = (top == float("inf")) | (top == LOWEST)
     return tl.where(is_odd, tl.load(at, mask=is_odd, other=0.0), top)
 
 
 @triton.jit
+def _mix(value):
+    """SplitMix64's finaliser."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def _make_noise(seed, position, place):
+    """Gumbel's, in float64 up to the last step, so that devices agree."""
+    state = _mix(seed.to(tl.uint64) + 0x9E3779B97F4A7C15)
+    state = _mix(state + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
+    bits = _mix(state + place.to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
+    uniform = (bits.to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2**-53
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["RUNNING", "SEEDS", "POSITIONS", "seed_stride", "position_stride"])
 def _rank_tiles(
-    SCORES, PARTS, TOPS, TOKENS, V, row_stride,
-    K: tl.constexpr, TILE: tl.constexpr, IS_NORMALISED: tl.constexpr, PDL: tl.constexpr,
+    SCORES, RUNNING, SEEDS, POSITIONS, PARTS, TOPS, TOKENS, V, row_stride, seed_stride, position_stride,
+    BEAMS: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, IS_NORMALISED: tl.constexpr, DRAWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The highest scores of every tile, in descending order, and the tile's sum of exponentials."""
+    """The highest scores of every tile, in descending order, and the tile's sum of exponentials; with `DRAWS` the
+    highest of what scores, running beams and noise add up to."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, TILE)
     token = tile * TILE + at
     let_next_start(PDL)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-    scores = tl.where(scores == scores, scores, float("inf"))  # NaN comes first, as in torch
+    if DRAWS:
+        prompt = row // BEAMS
+        seed, position = tl.load(SEEDS + prompt * seed_stride), tl.load(POSITIONS + prompt * position_stride)
+        noise = _make_noise(seed, position, (row % BEAMS) * V + token)
+        scores = (scores + tl.load(RUNNING + row)) + noise
     place = row * tl.num_programs(1) + tile
     if not IS_NORMALISED:
-        highest = tl.max(scores, 0)
+        known = tl.where(scores == scores, scores, float("inf"))
+        highest = tl.max(known, 0)
         base = tl.where(highest > float("-inf"), highest, 0.0)
         tl.store(PARTS + place * 2, highest)
-        tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(scores - base), 0))
+        tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(known - base), 0))
+    scores = _rank(scores, token < V)
     for rank in range(K):
         top, found = tl.max(scores, 0, return_indices=True)
+        is_found = top > float("-inf")  # the last tile may have fewer
+        found = tl.where(is_found, found, 0)
         tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
-        tl.store(TOKENS + place * K + rank, tile * TILE + found)
+        tl.store(TOKENS + place * K + rank, tl.where(is_found, tile * TILE + found, -1))
         scores = tl.where(at == found, float("-inf"), scores)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["RUNNING"])
 def _rank_rows(
-    PARTS, TOPS, TOKENS, RUNNING, VALUES, FOUND, num_tiles,
-    K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, PDL: tl.constexpr,
+    SCORES, PARTS, TOPS, TOKENS, RUNNING, VALUES, TOTALS, FOUND, num_tiles, row_stride,
+    K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, DRAWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """A beam's likeliest tokens, in descending order, and the log-probabilities of the sequences that they make."""
+    """A beam's likeliest tokens, in descending order, and the log-probabilities of the sequences that they make; with
+    `DRAWS` also what they are compared by."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PLACES)
     let_next_start(PDL)
@@ -70,19 +110,26 @@ def _rank_rows(
         _, total = join_parts(PARTS, row, num_tiles, TILES)
     running = tl.load(RUNNING + row)
     first = row * num_tiles * K
-    tops = tl.load(TOPS + first + at, mask=at < num_tiles * K, other=float("-inf"))
-    tops = tl.where(tops == tops, tops, float("inf"))
+    is_there = at < num_tiles * K
+    tops = tl.load(TOPS + first + at, mask=is_there, other=float("-inf"))
+    tops = _rank(tops, is_there & (tl.load(TOKENS + first + at, mask=is_there, other=-1) >= 0))
     for rank in range(K):
         top, place = tl.max(tops, 0, return_indices=True)
-        tl.store(VALUES + row * K + rank, (_tell(top, TOPS + first + place) - total) + running)
-        tl.store(FOUND + row * K + rank, tl.load(TOKENS + first + place))
+        token = tl.load(TOKENS + first + place)
+        if DRAWS:
+            tl.store(VALUES + row * K + rank, _tell(top, TOPS + first + place))
+            tl.store(TOTALS + row * K + rank, tl.load(SCORES + row * row_stride + token) + running)
+        else:
+            tl.store(VALUES + row * K + rank, (_tell(top, TOPS + first + place) - total) + running)
+        tl.store(FOUND + row * K + rank, token)
         tops = tl.where(at == place, float("-inf"), tops)
 
 
 @triton.jit
 def _choose(
-    VALUES, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING,
-    BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, PDL: tl.constexpr,
+    VALUES, TOTALS, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING,
+    BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    DRAWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A prompt's best candidates, and the beams that go on: the best that do not end, then those that do."""
     prompt = tl.program_id(0).to(tl.int64)
@@ -90,14 +137,17 @@ def _choose(
     let_next_start(PDL)
     wait_for_input(PDL)
     first = prompt * BEAMS * K
-    values = tl.load(VALUES + first + at, mask=at < BEAMS * K, other=float("-inf"))
-    values = tl.where(values == values, values, float("inf"))
+    is_value = at < BEAMS * K
+    values = _rank(tl.load(VALUES + first + at, mask=is_value, other=float("-inf")), is_value)
     best = tl.full((CP,), float("-inf"), tl.float32)
     parent, token = tl.zeros((CP,), tl.int32), tl.zeros((CP,), tl.int32)
     for rank in range(C):
         top, place = tl.max(values, 0, return_indices=True)
         is_this = order == rank
-        best = tl.where(is_this, _tell(top, VALUES + first + place), best)
+        if DRAWS:
+            best = tl.where(is_this, tl.load(TOTALS + first + place), best)
+        else:
+            best = tl.where(is_this, _tell(top, VALUES + first + place), best)
         token = tl.where(is_this, tl.load(FOUND + first + place), token)
         parent = tl.where(is_this, place // K, parent)
         values = tl.where(at == place, float("-inf"), values)
@@ -131,8 +181,10 @@ def choose_beams(
     num_candidates: int,
     never: float,
     is_normalised: bool,
+    drawing: tuple[torch.Tensor, torch.Tensor] | None = None,  # (prompts,) int64 each: seeds, positions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`.
+    """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`. With `drawing`
+    candidates are drawn from log-probabilities instead of taken by them.
 
     Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
     and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
@@ -142,9 +194,12 @@ def choose_beams(
     prompts, few = rows // num_beams, min(num_candidates, vocab)
     tiles = triton.cdiv(vocab, TILE)
     device = scores.device
-    floats = torch.empty(rows * (tiles * (few + 2) + few), dtype=torch.float32, device=device)
+    assert is_normalised or drawing is None
+    draws = drawing is not None
+    seeds, positions = drawing if drawing is not None else (ends, ends)
+    floats = torch.empty(rows * (tiles * (few + 2) + few * 2), dtype=torch.float32, device=device)
     numbers = torch.empty(rows * (tiles + 1) * few, dtype=torch.int32, device=device)
-    parts, tops, values = floats.split([rows * tiles * 2, rows * tiles * few, rows * few])
+    parts, tops, values, totals = floats.split([rows * tiles * 2, rows * tiles * few, rows * few, rows * few])
     tokens, found = numbers.split([rows * tiles * few, rows * few])
     packed = torch.empty(prompts, 3, num_candidates, dtype=torch.int32, device=device)
     moves = torch.empty(2, rows, dtype=torch.int64, device=device)
@@ -154,37 +209,49 @@ def choose_beams(
         _rank_tiles,
         (rows, tiles),
         scores,
+        running,
+        seeds,
+        positions,
         parts,
         tops,
         tokens,
         vocab,
         scores.stride(0),
+        seeds.stride(0),
+        positions.stride(0),
+        BEAMS=num_beams,
         K=few,
         TILE=TILE,
         IS_NORMALISED=is_normalised,
+        DRAWS=draws,
         num_warps=8,
         **options,
     )
     launch(
         _rank_rows,
         (rows,),
+        scores,
         parts,
         tops,
         tokens,
         running,
         values,
+        totals,
         found,
         tiles,
+        scores.stride(0),
         K=few,
         PLACES=max(2, triton.next_power_of_2(tiles * few)),
         TILES=max(2, triton.next_power_of_2(tiles)),
         IS_NORMALISED=is_normalised,
+        DRAWS=draws,
         **options,
     )
     launch(
         _choose,
         (prompts,),
         values,
+        totals,
         found,
         ends,
         ends.numel(),
@@ -198,6 +265,7 @@ def choose_beams(
         PLACES=max(2, triton.next_power_of_2(num_beams * few)),
         C=num_candidates,
         CP=max(2, triton.next_power_of_2(num_candidates)),
+        DRAWS=draws,
         **options,
     )
     return packed, moves[0], moves[1], after

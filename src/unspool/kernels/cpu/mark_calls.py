@@ -1,0 +1,208 @@
+"""Marks of step after step on the CPU, for rows whose steps are taken several at a time.
+
+Between two steps, Python's and torch's own code and memory are cold: a mark made of twenty operators takes three times
+what it takes alone. Here all that the library's calls need lies ready.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from unspool.errors import SettingError
+from unspool.kernels.cpu.marks import Marks, OwnLists, check_code, list_divisors
+
+NO_MARK: Final = -1  # a token that a mark does not draw
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which tokens of a text are context: `num_tokens` from column `start` on, windows of `width`; those from `first`
+    on count as earlier ones."""
+
+    start: int
+    num_tokens: int
+    width: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """The bits of a tournament's rounds, as `Marks.play_tournament` takes them."""
+
+    words: torch.Tensor  # (words, size) int32, contiguous
+    depth: int
+    shift: int
+
+
+FindWindow = Callable[[int], Window | None]
+FindBits = Callable[[list[int]], torch.Tensor]
+
+
+class MarkCall(ABC):
+    """A mark of step after step, on the CPU: what the library's calls need lies ready, in memory of their own.
+
+    The text (rows, columns) grows where it lies. A step's result is valid until the next one.
+    """
+
+    def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int) -> None:
+        if ids.dtype != torch.int64 or not ids.is_contiguous() or ids.device.type != "cpu":
+            raise SettingError(f"a text of {ids.dtype} on {ids.device} can't be read where it lies")
+        self._handle, self._threads = marks.handle, marks.threads
+        self._ids, self._rows, self._stride, self._vocab = ids, *ids.shape, vocab
+        self._numbers = ids.numpy()
+        self._out = torch.empty(len(ids), vocab)
+        self._states, self._repeated = torch.empty(len(ids), dtype=torch.int64), torch.empty(len(ids), dtype=torch.bool)
+
+    def _read(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores as the library reads them."""
+        if scores.shape != self._out.shape:
+            raise SettingError(f"scores {list(scores.shape)} can't be marked as {list(self._out.shape)}")
+        return scores.to(torch.float32).contiguous()
+
+    @abstractmethod
+    def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
+        """Scores (rows, vocab) with the mark, after so many columns of the text."""
+
+    def draw(self, scores: torch.Tensor, columns: int) -> list[int] | None:  # noqa: ARG002 - for those that draw
+        """The rows' tokens, if the mark draws them itself; `NO_MARK` for rows that are drawn as without it."""
+        return None
+
+    def _read_contexts(self, window: Window, seed: int, pads: torch.Tensor | None, *, mixes: bool) -> None:
+        self._handle.us_read_contexts(
+            self._ids.data_ptr(),
+            None if pads is None else pads.data_ptr(),
+            self._rows,
+            self._stride,
+            window.start,
+            window.num_tokens,
+            window.width,
+            window.first,
+            seed & (2**64 - 1),
+            int(mixes),
+            self._states.data_ptr(),
+            self._repeated.data_ptr(),
+        )
+
+
+class TournamentCall(MarkCall):
+    """SynthID-Text's."""
+
+    def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int, bits: Bits, find_window: FindWindow) -> None:
+        super().__init__(marks, ids, vocab)
+        self._bits, self._find_window = bits, find_window
+
+    def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
+        """The winner's log-probabilities."""
+        window, bits = self._find_window(columns), self._bits
+        if window is None:
+            return scores
+        given = self._read(scores)
+        self._read_contexts(window, 1, None, mixes=False)
+        check_code(
+            self._handle.us_play_tournament(
+                given.data_ptr(),
+                self._out.data_ptr(),
+                self._rows,
+                self._vocab,
+                bits.depth,
+                bits.words.data_ptr(),
+                bits.words.shape[1],
+                self._states.data_ptr(),
+                bits.shift,
+                self._repeated.data_ptr(),
+                self._threads,
+            )
+        )
+        return self._out
+
+
+class KeyedDrawCall(MarkCall):
+    """Gumbel's, which draws the tokens itself."""
+
+    def __init__(
+        self, marks: Marks, ids: torch.Tensor, vocab: int, seed: int, pads: torch.Tensor | None, find_window: FindWindow
+    ) -> None:
+        super().__init__(marks, ids, vocab)
+        self._seed, self._find_window = seed, find_window
+        self._pads = None if pads is None else pads.to(torch.int64).contiguous()
+        self._tokens = np.full(len(ids), NO_MARK, dtype=np.int32)
+
+    def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:  # noqa: ARG002 - rows that it does not draw
+        """The scores as they are."""
+        return scores
+
+    def draw(self, scores: torch.Tensor, columns: int) -> list[int] | None:
+        """The tokens that keyed noise draws; none for repeated contexts."""
+        window = self._find_window(columns)
+        assert window is not None
+        given = self._read(scores)
+        self._read_contexts(window, self._seed, self._pads, mixes=True)
+        self._handle.us_draw_keyed(
+            given.data_ptr(),
+            self._rows,
+            self._vocab,
+            self._states.data_ptr(),
+            self._repeated.data_ptr(),
+            self._tokens.ctypes.data,
+            self._threads,
+        )
+        tokens: list[int] = self._tokens.tolist()
+        return tokens
+
+
+class OwnListsCall(MarkCall):
+    """Green lists that tokens choose themselves."""
+
+    def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int, lists: OwnLists, bias: float) -> None:
+        super().__init__(marks, ids, vocab)
+        self._lists, self._bias = lists, bias
+        self._divisors = list_divisors(vocab, lists.num_first)
+
+    def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
+        """The scores, more for those that are on their own lists."""
+        lists, ids = self._lists, self._ids
+        if columns <= lists.width:
+            return scores
+        given = self._read(scores)
+        check_code(
+            self._handle.us_raise_own(
+                given.data_ptr(),
+                self._out.data_ptr(),
+                self._rows,
+                self._vocab,
+                lists.num_first,
+                min(lists.num_candidates, self._vocab),
+                ids.data_ptr() + ids.element_size() * (columns - lists.width),
+                self._stride,
+                lists.width,
+                lists.table.data_ptr(),
+                len(lists.table),
+                lists.key,
+                self._divisors.ctypes.data,
+                self._bias,
+                self._threads,
+            )
+        )
+        return self._out
+
+
+class ListedCall(MarkCall):
+    """Green lists of the last token."""
+
+    def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int, find_bits: FindBits, bias: float) -> None:
+        super().__init__(marks, ids, vocab)
+        self._find_bits, self._bias = find_bits, bias
+
+    def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
+        """The scores, more on the lists."""
+        given, bits = self._read(scores), self._find_bits(self._numbers[:, columns - 1].tolist())
+        self._handle.us_raise_listed(
+            given.data_ptr(), self._rows, self._vocab, bits.data_ptr(), bits.shape[1], self._bias, self._out.data_ptr()
+        )
+        return self._out
