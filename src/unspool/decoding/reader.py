@@ -61,7 +61,7 @@ def encode_at_once(ask: SourceAsk) -> Encoded:
 
 def between_passes(model: Model, num_rows: int) -> AbstractContextManager[None]:
     """Where scores of so many rows are worked on: if passes are the CPU library's, its threads keep the cores."""
-    is_library = getattr(model, "fast_path", None) == "library"
+    is_library = model.device.type == "cpu" and getattr(model, "fast_path", None) == "library"
     return one_thread(num_rows * model.info.vocab_size) if is_library else nullcontext()
 
 

@@ -25,8 +25,11 @@ def draw_from_tail(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor
     """The tokens (rows,) drawn from what the tail leaves of scores (rows, vocab)."""
     if scores.device.type == "cpu":
         return draw_by_library(tail, scores, uniforms)
-    if _can_rank(tail) and scores.dtype == torch.float32 and runs_kernels(scores.device):
-        return draw_by_kernels(tail, scores, uniforms)
+    if scores.dtype == torch.float32 and runs_kernels(scores.device):
+        if _can_rank(tail):
+            return draw_by_kernels(tail, scores, uniforms)
+        if _can_search(tail):
+            return draw_by_search(tail, scores, uniforms)
     return draw_by_operators(tail, scores, uniforms)
 
 
@@ -34,9 +37,16 @@ def _can_rank(tail: FusedTail) -> bool:
     return tail.can_be_ranked and tail.top_k is not None and tail.top_k.largest <= MOST_RANKED
 
 
+def _can_search(tail: FusedTail) -> bool:
+    """Whether kernels find where whole rows are cut, and something but the temperature cuts."""
+    if tail.top_p is not None and tail.top_p.min_tokens_to_keep > 1:
+        return False
+    return any(part is not None for part in (tail.top_k, tail.top_p, tail.min_p, *tail.after))
+
+
 def prepare_draws(tail: FusedTail | None, num_rows: int, vocab: int, device: torch.device) -> None:
     """Start compiling the kernels of a call's draws, so that they are there once its prompts have been read."""
-    if not runs_kernels(device) or (tail is not None and not _can_rank(tail)):
+    if not runs_kernels(device) or (tail is not None and not _can_rank(tail) and not _can_search(tail)):
         return
     key = (device, vocab, None if tail is None else _describe(tail))
     if key in _prepared:
@@ -51,14 +61,14 @@ def prepare_draws(tail: FusedTail | None, num_rows: int, vocab: int, device: tor
     if tail is None:
         compile_beside(lambda: draw_row(scores, uniforms))
     else:
-        compile_beside(lambda: draw_by_kernels(tail, scores, uniforms))
+        work = draw_by_kernels if _can_rank(tail) else draw_by_search
+        compile_beside(lambda: work(tail, scores, uniforms))
 
 
 def _describe(tail: FusedTail) -> tuple[int, ...]:
     """What the kernels of a tail are compiled for."""
-    assert tail.top_k is not None
     others = (tail.temperature, tail.top_p, tail.min_p, tail.top_a, tail.typical, tail.epsilon, tail.eta)
-    return (tail.top_k.largest, *(other is not None for other in others))
+    return (tail.top_k.largest if tail.top_k is not None else 0, *(other is not None for other in others))
 
 
 def draw_by_library(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -156,3 +166,12 @@ def _read_settings(tail: FusedTail, scores: torch.Tensor) -> TailSettings:
         epsilon=tail.epsilon.column(scores) if tail.epsilon is not None else None,
         eta=tail.eta.column(scores) if tail.eta is not None else None,
     )
+
+
+def draw_by_search(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The same without a top-k that leaves few candidates: kernels find where whole rows are cut."""
+    from unspool.kernels.gpu.sampling.whole_tail import PARTS, draw_whole  # Triton is imported where a GPU is used
+
+    parts = {name: getattr(tail, name) for name in ("temperature", *PARTS)}
+    settings = {name: part.column(scores) for name, part in parts.items() if part is not None}
+    return draw_whole(scores, uniforms, settings)

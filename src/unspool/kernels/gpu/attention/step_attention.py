@@ -54,12 +54,14 @@ class AttentionTiling:
     programs: int
     warps: int
     stages: int
+    registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
 
 
 # Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
 # kernel's out, which a measurement of attention alone doesn't show.
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
+ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96)  # of 80 numbers (Phi-2): 1 % of a step
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
@@ -268,6 +270,8 @@ class StepAttention(SplitAttention):
         }
         if self._distances:
             constants["HAS_SLOPES"] = False
+        if self._tiling.registers is not None:
+            constants["maxnreg"] = self._tiling.registers
         return Launch(_attend, self._tiling.chunk, constants)
 
     def _is_eager(self, layout: KeyLayout) -> bool:
@@ -293,6 +297,8 @@ def pad_width(shape: HeadShape) -> int:
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     """The best tiling measured on an H200."""
     if rows == 1:
+        if shape.kv_heads == shape.heads and NARROW < shape.width < WIDEST:
+            return ONE_ROW_OF_LONE_HEADS
         is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
         return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS

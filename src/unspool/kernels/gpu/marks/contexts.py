@@ -11,16 +11,9 @@ import triton.language as tl
 from unspool.kernels.contexts import Text
 from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.mixing import mix
 
 BLOCK = 128  # windows that are compared at once
-
-
-@triton.jit
-def _mix(value):
-    """SplitMix64's finaliser."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
-    return value ^ (value >> 31)
 
 
 @triton.jit
@@ -45,7 +38,7 @@ def _read_contexts(
     for place in range(width):
         token = _take(IDS, num_tokens - width + place, pad, True).to(tl.uint64)
         if MIXES:
-            state = _mix(state + (token + 1) * 0x9E3779B97F4A7C15)
+            state = mix(state + (token + 1) * 0x9E3779B97F4A7C15)
         else:
             state = (state + token) * 6364136223846793005 + 1
     num_found = tl.zeros((BLOCK,), tl.int32)

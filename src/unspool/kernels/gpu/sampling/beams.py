@@ -15,6 +15,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.mixing import mix
 from unspool.kernels.gpu.sampling.readings import join_parts
 
 TILE: Final = 4_096  # scores per program of the first kernel
@@ -40,19 +41,11 @@ def _tell(top, at):
 
 
 @triton.jit
-def _mix(value):
-    """SplitMix64's finaliser."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
-    return value ^ (value >> 31)
-
-
-@triton.jit
 def _make_noise(seed, position, place):
     """Gumbel's, in float64 up to the last step, so that devices agree."""
-    state = _mix(seed.to(tl.uint64) + 0x9E3779B97F4A7C15)
-    state = _mix(state + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
-    bits = _mix(state + place.to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
+    state = mix(seed.to(tl.uint64) + 0x9E3779B97F4A7C15)
+    state = mix(state + position.to(tl.uint64) * 0x9E3779B97F4A7C15)
+    bits = mix(state + place.to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
     uniform = (bits.to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2**-53
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 

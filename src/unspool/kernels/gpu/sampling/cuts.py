@@ -28,6 +28,13 @@ def _cut_below(
     value = tl.load(VALUES + row * values_stride)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    floor = find_floor(SUMS, row, num_tiles, value, KIND, NUM, TILES)
+    tl.store(OUT + row * V + token, tl.where(scores < floor, filler, scores), mask=token < V)
+
+
+@triton.jit
+def find_floor(SUMS, row, num_tiles, value, KIND: tl.constexpr, NUM: tl.constexpr, TILES: tl.constexpr):
+    """The lowest score that a cut of a kind of KINDS leaves of a row."""
     highest, _, whole, entropy, deviation, _, _ = join_sums(SUMS, row, num_tiles, NUM, TILES)
     if KIND == 0:  # in the order of KINDS
         floor = tl.minimum(value + (highest + whole), highest)
@@ -39,7 +46,7 @@ def _cut_below(
         floor = highest - whole + value
     else:
         floor = tl.where(value == 0.0, float("-inf"), highest - value * deviation)
-    tl.store(OUT + row * V + token, tl.where(scores < floor, filler, scores), mask=token < V)
+    return floor
 
 
 def cut_below(scores: torch.Tensor, values: torch.Tensor, kind: str, filler: float) -> torch.Tensor:

@@ -25,12 +25,41 @@ def _weigh_tiles(SCORES, TOPS, WEIGHTS, V, row_stride, TILE: tl.constexpr, PDL: 
     let_next_start(PDL)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    store_weight(TOPS, WEIGHTS, row * tl.num_programs(1) + tile, scores)
+
+
+@triton.jit
+def store_weight(TOPS, WEIGHTS, place, scores):
+    """Store a tile's highest score and its sum of exponentials."""
     scores = tl.where(scores == scores, scores, float("inf"))
     top = tl.max(scores, 0)
     shares = tl.exp(scores.to(tl.float64) - top.to(tl.float64))
-    weight = tl.sum(tl.where(scores > float("-inf"), shares, 0.0), 0)
-    tl.store(TOPS + row * tl.num_programs(1) + tile, top)
-    tl.store(WEIGHTS + row * tl.num_programs(1) + tile, weight)
+    tl.store(TOPS + place, top)
+    tl.store(WEIGHTS + place, tl.sum(tl.where(scores > float("-inf"), shares, 0.0), 0))
+
+
+@triton.jit
+def choose_tile(tops, weights, highest, uniform, TILES: tl.constexpr):
+    """The tile at which the cumulative weight passes a number, the weight before it, and the weight that is passed."""
+    tile = tl.arange(0, TILES)
+    scales = tl.exp(tops.to(tl.float64) - highest.to(tl.float64))
+    weights = tl.where(tops > float("-inf"), weights * scales, 0.0)
+    passed = tl.cumsum(weights, 0)
+    target = uniform * tl.max(passed, 0)
+    drawn = tl.min(tl.where((weights > 0.0) & (passed > target), tile, TILES), 0)
+    drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, tile, 0), 0))  # if rounding lets none pass
+    return drawn, tl.sum(tl.where(tile < drawn, weights, 0.0), 0), target
+
+
+@triton.jit
+def choose_in_tile(scores, highest, before, target, TILE: tl.constexpr):
+    """The place in a tile of scores at which the cumulative weight passes the target."""
+    at = tl.arange(0, TILE)
+    shares = tl.exp(scores.to(tl.float64) - highest.to(tl.float64))
+    shares = tl.where(scores > float("-inf"), shares, 0.0)
+    passed = before + tl.cumsum(shares, 0)
+    found = tl.min(tl.where((shares > 0.0) & (passed > target), at, TILE), 0)
+    return tl.minimum(found, tl.max(tl.where(shares > 0.0, at, 0), 0))
 
 
 @triton.jit(do_not_specialize=["UNIFORMS", "OUT"])  # single numbers are loaded and stored there
@@ -48,21 +77,10 @@ def _find_token(
     highest = tl.max(tops, 0)
     chosen = tl.full((), -1, tl.int64)
     if (highest > float("-inf")) & (highest < float("inf")):
-        scales = tl.exp(tops.to(tl.float64) - highest.to(tl.float64))
-        weights = tl.where(tops > float("-inf"), weights * scales, 0.0)
-        passed = tl.cumsum(weights, 0)
-        target = uniform * tl.max(passed, 0)
-        drawn = tl.min(tl.where((weights > 0.0) & (passed > target), tile, TILES), 0)
-        drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, tile, 0), 0))  # if rounding lets none pass
-        before = tl.sum(tl.where(tile < drawn, weights, 0.0), 0)
-        at = tl.arange(0, TILE)
-        token = drawn * TILE + at
+        drawn, before, target = choose_tile(tops, weights, highest, uniform, TILES)
+        token = drawn * TILE + tl.arange(0, TILE)
         scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
-        shares = tl.exp(scores.to(tl.float64) - highest.to(tl.float64))
-        shares = tl.where(scores > float("-inf"), shares, 0.0)
-        passed = before + tl.cumsum(shares, 0)
-        found = tl.min(tl.where((shares > 0.0) & (passed > target), at, TILE), 0)
-        found = tl.minimum(found, tl.max(tl.where(shares > 0.0, at, 0), 0))
+        found = choose_in_tile(scores, highest, before, target, TILE)
         chosen = (drawn * TILE + found).to(tl.int64)
     tl.store(OUT + row, chosen)
 

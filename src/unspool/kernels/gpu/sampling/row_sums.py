@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import find_step
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 4_096  # scores per program
@@ -28,12 +29,17 @@ def _sum_tiles(SCORES, SUMS, V, row_stride, NUM: tl.constexpr, TILE: tl.constexp
     let_next_start(PDL)
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    store_sums(SUMS + (row * tl.num_programs(1) + tile) * NUM, scores)
+
+
+@triton.jit
+def store_sums(sums, scores):
+    """Store what the scores of a tile amount to, as `join_sums` reads it."""
     scores = tl.where(scores == scores, scores, float("inf"))
     is_possible = scores > float("-inf")
     highest = tl.max(scores, 0)
     below = tl.where(is_possible, scores - highest, 0.0)
     weights = tl.where(is_possible, tl.exp(below), 0.0)
-    sums = SUMS + (row * tl.num_programs(1) + tile) * NUM
     tl.store(sums, highest)
     tl.store(sums + 1, tl.min(tl.where(is_possible, scores, float("inf")), 0))
     tl.store(sums + 2, tl.sum(weights, 0))
@@ -96,3 +102,62 @@ def sum_rows(scores: torch.Tensor) -> tuple[torch.Tensor, int]:
 def count_joined(tiles: int) -> int:
     """The number of tiles that `join_sums` is compiled for."""
     return max(2, int(triton.next_power_of_2(tiles)))
+
+
+@triton.jit(do_not_specialize=["TEMPERATURE", "UNIFORMS", "NUMBERS", "temperature_stride", "uniforms_stride"])
+def _copy_scores(
+    SCORES, OUT, SUMS, TEMPERATURE, UNIFORMS, NUMBERS, V, row_stride, temperature_stride, uniforms_stride,
+    IS_TEMPERED: tl.constexpr, HAS_UNIFORMS: tl.constexpr, NUM: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
+    if IS_TEMPERED:
+        temperature = tl.load(TEMPERATURE + row * temperature_stride)
+        scores = tl.div_rn(scores, tl.zeros_like(scores) + temperature)
+        scores = tl.where(token < V, scores, float("-inf"))
+    tl.store(OUT + row * V + token, scores, mask=token < V)
+    store_sums(SUMS + (row * tl.num_programs(1) + tile) * NUM, scores)
+    if HAS_UNIFORMS:
+        is_first = tile == 0
+        uniform = tl.load(UNIFORMS + row * uniforms_stride, mask=is_first, other=0.0)
+        tl.store(NUMBERS + row, uniform, mask=is_first)
+
+
+class ScoresCopy:
+    """Scores of a number of rows where a graph reads them, with the partial results of their tiles."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        tiles = triton.cdiv(vocab, TILE)
+        with torch.inference_mode(False):
+            self.scores = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+            self.sums = torch.empty(rows * tiles * SUMS, dtype=torch.float32, device=device)
+            self.uniforms = torch.empty(rows, dtype=torch.float64, device=device)
+
+    def take(
+        self, scores: torch.Tensor, temperature: torch.Tensor | None = None, uniforms: torch.Tensor | None = None
+    ) -> None:
+        """Copy scores (rows, vocab) float32, divided by a temperature (rows or 1, 1), and uniforms (rows,) float64."""
+        rows, vocab = self.scores.shape
+        launch(
+            _copy_scores,
+            (rows, triton.cdiv(vocab, TILE)),
+            scores,
+            self.scores,
+            self.sums,
+            self.sums if temperature is None else temperature,
+            self.uniforms if uniforms is None else uniforms,
+            self.uniforms,
+            vocab,
+            scores.stride(0),
+            find_step(temperature),
+            0 if uniforms is None else uniforms.stride(0),
+            IS_TEMPERED=temperature is not None,
+            HAS_UNIFORMS=uniforms is not None,
+            NUM=SUMS,
+            TILE=TILE,
+            num_warps=WARPS,
+            **launch_options(),
+        )

@@ -68,7 +68,7 @@ def penalise(
     """
     scores = lay_in_rows(scores)
     ids = lay_in_rows(ids)
-    out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device).copy_(scores)
+    out = scores.clone(memory_format=torch.contiguous_format)
     rows, columns = ids.shape
     launch(
         _penalise,
@@ -121,7 +121,7 @@ def _ban_repeated(
 def ban_repeated(scores: torch.Tensor, ids: torch.Tensor, size: int, pads: torch.Tensor | None) -> torch.Tensor:
     """The scores (rows, vocab) float32 with tokens that would end an n-gram of `size` again at minus infinity."""
     ids = lay_in_rows(ids)
-    out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device).copy_(scores)
+    out = scores.clone(memory_format=torch.contiguous_format)
     rows, columns = ids.shape
     launch(
         _ban_repeated,
@@ -187,7 +187,7 @@ def penalise_repeats(
     """The scores with those of tokens that would extend a repetition lowered, by how long it is (DRY)."""
     scores = lay_in_rows(scores)
     ids = lay_in_rows(ids)
-    out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device).copy_(scores)
+    out = scores.clone(memory_format=torch.contiguous_format)
     rows, columns = ids.shape
     launch(
         _penalise_repeats,
