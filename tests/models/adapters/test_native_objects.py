@@ -106,6 +106,19 @@ def test_weights_that_change_are_noticed() -> None:
     assert torch.equal(generate(model, native=True).sequences, expected)
 
 
+def test_what_is_written_past_torch_is_noticed_where_there_are_copies() -> None:
+    """Writes through `.data` have no version; on a CPU matrices that are exact have copies in bfloat16."""
+    model = make("llama")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    first = generate(model, native=True).sequences
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.2)
+    expected = generate(model, native=False).sequences
+    assert not torch.equal(first, expected)
+    assert torch.equal(generate(model, native=True).sequences, expected)
+
+
 def test_what_changes_a_forward_runs_through_the_adapter() -> None:
     model = make("llama")
     handle = model.model.layers[0].mlp.register_forward_hook(lambda *_: None)

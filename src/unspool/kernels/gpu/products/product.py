@@ -20,6 +20,7 @@ from unspool.kernels.gpu.products.row_product import multiply_row
 from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
 from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
+from unspool.kernels.gpu.products.scaled_product import can_scale, multiply_scaled
 from unspool.kernels.gpu.products.tilings import (
     choose_held_tiling,
     choose_nibble_tiling,
@@ -177,8 +178,18 @@ def _multiply_many(
     elif tiling is not None:
         around: dict[str, Any] = {"activation": activation, "is_gated": is_gated, "adds": adds, "order": order}
         multiply_rows(weight, x, out, tiling, bias=bias, **around)
-    elif isinstance(weight, Words):
+    elif isinstance(weight, Words) and not can_scale(weight, x):
         _multiply_unpacked(weight, x, out, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
+    elif isinstance(weight, Words):
+        is_made = activation == NONE and not adds and out.dtype == x.dtype
+        product = multiply_scaled(weight, x, out if is_made else None)
+        product = product if bias is None else product.add_(bias)
+        if activation != NONE:
+            gate(product, activation, out)
+        elif adds:
+            out.add_(product)
+        elif not is_made:
+            out.copy_(product)
     elif activation != NONE:
         gate(F.linear(x, weight, bias), activation, out)
     elif bias is None and out.dtype == x.dtype:
