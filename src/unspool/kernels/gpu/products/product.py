@@ -12,6 +12,7 @@ from unspool.kernels.gpu.products.arranging import arrange
 from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.held_product import multiply_held
 from unspool.kernels.gpu.products.nibble_product import multiply_nibbles
+from unspool.kernels.gpu.products.norm_product import choose_warp_tiling, multiply_normed
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch, multiply_sum, multiply_twins
 from unspool.kernels.gpu.products.parts import add_parts
@@ -64,6 +65,12 @@ def multiply(
     around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
     before: dict[str, Any] = {"norm": norm, "eps": eps, "centres": centres, "shift": shift}
     if not isinstance(weight, Words):
+        is_kept = kept is not None and x.shape[0] == 1 and centres and not (adds or is_gated)  # as was measured
+        warps = choose_warp_tiling(weight) if is_kept else None
+        if warps is not None:
+            after: dict[str, Any] = {"bias": bias, "activation": activation, "kept": kept}
+            multiply_normed(weight, x, out, warps, norm=norm, eps=eps, shift=shift, **after)
+            return
         held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
         if held is not None:
             multiply_held(weight, x, out, held, **around, **before)
