@@ -4,11 +4,26 @@
 
 #include "draws.h"
 
-/* The logarithm of what the shares of all tokens add up to, relative to the highest score. */
+/* The logarithm of what the shares of all tokens add up to, relative to the highest score: as floats in each block, whose
+ * sums are added up as doubles. */
 static float find_logarithm(us_drawing *d) {
     double total = 0;
     d->scale = 1;
-    for (int32_t k = 0; k < d->num_blocks; k++) total += add_block(d, k);
+    for (int32_t k = 0; k < d->num_blocks; k++) {
+        const int32_t end = end_block(d, k);
+        int32_t v = k * d->block;
+        vec sums = fill(0);
+        for (; v + 4 * LANES <= end; v += 4 * LANES) {
+            vec x[4];
+            veci is_there[4];
+            UNROLLED for (int i = 0; i < 4; i++) x[i] = load(d->scores + v + i * LANES) - d->highest;
+            UNROLLED for (int i = 0; i < 4; i++) is_there[i] = x[i] > fill(-INFINITY);
+            exponentials(x, 4);
+            UNROLLED for (int i = 0; i < 4; i++) sums += choose(is_there[i], x[i], fill(0));
+        }
+        for (; v < end; v += LANES) sums += find_shares(d, d->scores + v, end - v);
+        for (int i = 0; i < LANES; i++) total += (double)sums[i];
+    }
     return (float)log(total);
 }
 
