@@ -107,7 +107,7 @@ def test_parts_add_up(kind: str, splits: int) -> None:
     parts = torch.full((splits, 3, 48), torch.nan, device=DEVICE)
     multiply_rows(weight, arrange_for(weight, x), parts, RowsTiling(8, 64, 32, splits, 4, 3))
     expected = F.linear(x.double(), exact)
-    assert find_error(parts.double().sum(0), expected) < 3e-3
+    assert find_error(parts.double().sum(0), expected) < 4e-3
     out = torch.randn(3, 48, device=DEVICE).to(dtype)
     expected = expected + bias.double() + out.double()
     add_parts(parts, out, bias=bias, adds=True)
