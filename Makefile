@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= Write a haiku about a lighthouse.
+# Packages of some clients bring pytest plugins that nothing here uses, and pytest rewrites all modules of such packages.
+PLUGINS := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_PLUGINS=xdist.plugin,pytest_asyncio.plugin,_hypothesis_pytestplugin
+unexport PYTHONDONTWRITEBYTECODE # what is not kept is compiled anew by every process, and the tests start many
 
 .PHONY: help run chat serve test real ray gpu check sanitize format conformance fuzz soak bench clean
 
@@ -20,7 +23,7 @@ serve: $(VENV)/.serve $(VENV)/.model  ## serve the default model at http://127.0
 
 test: $(VENV)/.test $(VENV)/.model  ## run the tests, two processes at once (JOBS=, TESTS=)
 	@echo "==> running the tests"
-	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist worksteal $(TESTS)
+	@$(PLUGINS) $(BIN)/python -m pytest -n $(or $(JOBS),2) --dist worksteal $(TESTS)
 
 real: $(VENV)/.test  ## fetch trained models (350 MB) and run the tests that need them
 	@UNSPOOL_REAL_MODELS=1 $(BIN)/python -m pytest tests/real

@@ -102,7 +102,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.attached:
         usual = ATTACHED if arguments.device.startswith("cuda") else ["smollm2-135m"]
-        for shape in arguments.shapes or (["tiny"] if arguments.tiny else usual):
+        shapes = arguments.shapes or (["tiny"] if arguments.tiny else usual)
+        for shape in shapes:  # what every fork would import
+            transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(make_config(shape))]
+        _ = unspool.attach, unspool.stream
+        for shape in shapes:
             with tempfile.TemporaryDirectory() as kernels:
                 os.environ["TRITON_CACHE_DIR"] = kernels
                 if arguments.device.startswith("cuda"):
@@ -143,6 +147,12 @@ def measure(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
         print(f"{work:<24}" + "".join(f"{value:>14.2f}" for value in medians.values()) + f"{ratio:>16.2f}")
 
 
+def make_config(shape: str) -> Any:
+    """A shape as transformers' config."""
+    kind, sizes = SHAPES[shape]
+    return getattr(transformers, kind)(**sizes, eos_token_id=None, bos_token_id=1, pad_token_id=0)
+
+
 def run_apart(work: Callable[[], None]) -> None:
     """Run something in a fork, in which nothing was compiled and CUDA has not started."""
     process = os.fork()
@@ -161,9 +171,8 @@ def run_apart(work: Callable[[], None]) -> None:
 
 def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     """One shape's lines."""
-    kind, sizes = SHAPES[shape]
     dtype, device = getattr(torch, arguments.dtype), torch.device(arguments.device)
-    config = getattr(transformers, kind)(**sizes, eos_token_id=None, bos_token_id=1, pad_token_id=0)
+    config, began = make_config(shape), time.perf_counter()
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     for parameter in model.parameters():
@@ -175,12 +184,11 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     time_call(own, inputs, FIRST, {})  # what a process takes once, for torch and transformers
     before = count_bytes(device)
     compiled = watch_compilers() if arguments.watch and device.type == "cuda" else []
-    attach, stream = unspool.attach, unspool.stream  # imported when they are asked for
     started = time.perf_counter()
-    attach(model)
+    unspool.attach(model)
     marks = [("attached", time.perf_counter())]
     call = {"max_new_tokens": FIRST, "do_sample": False, "pad_token_id": 0}
-    for number, _ in enumerate(stream(model, **inputs, **call), 1):
+    for number, _ in enumerate(unspool.stream(model, **inputs, **call), 1):
         if number in (1, 2, FIRST):
             marks.append((f"token {number}", time.perf_counter()))
     grown = count_bytes(device) - before
@@ -202,7 +210,10 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
             if turn:  # the first is a warm-up
                 rates[name].append((arguments.new - 1) / (took[1] - took[0]))
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    print(f"\n{shape}, {arguments.dtype}, {device}, transformers {transformers.__version__}: {weights / 1e6:.0f} MB")
+    print(
+        f"\n{shape}, {arguments.dtype}, {device}, transformers {transformers.__version__}: {weights / 1e6:.0f} MB, "
+        f"made in {started - began:.1f} s, measured in {time.perf_counter() - started:.1f} s"
+    )
     print("  tokens/s: " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
     ratios = {name: medians["attached"] / medians[name] for name in medians if name != "attached"}
     print("  " + ", ".join(f"attached / {name} {ratio:.3f}" for name, ratio in ratios.items()))

@@ -173,14 +173,12 @@ def measure_host(setting: Setting) -> dict[str, float]:
     """Milliseconds a step at 64 rows: the whole turn, and how much of it the driving thread waits for the device."""
     waited: list[float] = []
     stepped: list[float] = []
-    land, launch = plain.Flight.land, plain.PlainRows.launch
+    wait, launch = torch.cuda.Event.synchronize, plain.PlainRows.launch
 
-    def timed_land(flight: plain.Flight) -> Any:
-        if flight.arrived is not None:
-            started = time.perf_counter()
-            flight.arrived.synchronize()
-            waited.append(time.perf_counter() - started)
-        return land(flight)
+    def timed_wait(event: torch.cuda.Event) -> None:
+        started = time.perf_counter()
+        wait(event)
+        waited.append(time.perf_counter() - started)
 
     def timed_launch(rows: plain.PlainRows, forward: Any) -> Any:
         stepped.append(time.perf_counter())
@@ -188,7 +186,7 @@ def measure_host(setting: Setting) -> dict[str, float]:
 
     count = min(64, len(setting.prompts), setting.options.max_rows)
     asked = {"max_new_tokens": setting.options.num_new, **COMMON}
-    plain.Flight.land, plain.PlainRows.launch = timed_land, timed_launch  # type: ignore[method-assign]
+    torch.cuda.Event.synchronize, plain.PlainRows.launch = timed_wait, timed_launch  # type: ignore[method-assign]
     try:
         with setting.make_engine() as engine:
             for _ in range(2):
@@ -197,12 +195,12 @@ def measure_host(setting: Setting) -> dict[str, float]:
                 stepped.clear()
                 run_all(engine, setting.prompts[:count], [asked] * count)
     finally:
-        plain.Flight.land, plain.PlainRows.launch = land, launch  # type: ignore[method-assign]
+        torch.cuda.Event.synchronize, plain.PlainRows.launch = wait, launch  # type: ignore[method-assign]
     free(setting)
     half = len(stepped) // 2  # all are running then
     turns = [later - earlier for earlier, later in zip(stepped[half:], stepped[half + 1 :], strict=False)]
-    turn, wait = statistics.median(turns) * 1e3, statistics.median(waited[half:] or [0.0]) * 1e3
-    return {"turn ms": turn, "host ms": turn - wait, "host part": (turn - wait) / turn}
+    turn, idle = statistics.median(turns) * 1e3, statistics.median(waited[half:] or [0.0]) * 1e3
+    return {"turn ms": turn, "host ms": turn - idle, "host part": (turn - idle) / turn}
 
 
 def measure_strategies(setting: Setting) -> dict[str, float]:
@@ -459,6 +457,8 @@ def main() -> None:
         "arrivals": measure_arrivals,
     }
     kept: dict[str, Any] = {}
+    if options.peer and find_spec("transformers") is not None:
+        from transformers import LlamaForCausalLM  # noqa: F401 - before kernels are compiled: both import Triton
     settings = make_settings(options)
     gc.collect()
     gc.freeze()  # as the program does once a model is loaded: a collection would look at all that was imported

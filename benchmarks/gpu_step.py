@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["1B", "8B"])
     parser.add_argument("--runs", nargs="+", default=["1x256", "1x4096", "8x1024", "64x1024"], help="batch x context")
-    parser.add_argument("--quantize", choices=["int8", "int4"], help="weights of so many bits")
+    parser.add_argument("--quantize", choices=["int8", "int4", "fp8"], help="weights of so many bits")
     parser.add_argument("--few", type=int, default=16)
     parser.add_argument("--many", type=int, default=144)
     parser.add_argument("--peer", action="store_true", help="time transformers' eager generate too")

@@ -4,7 +4,8 @@
 
 "Exact products" multiply the numbers that the blocks stand for. "4-bit products of rounded inputs" are what a GPU does
 for one row of 16-bit floats: what 4-bit numbers are multiplied by is rounded to 8 bits, block by block (reckoned here
-with torch, in float32). The CPU library does that for 8-bit numbers too.
+with torch, in float32). The CPU library does that for 8-bit numbers too. Floats of 8 bits are reckoned with torch as
+well: in the second column rows are rounded to 8 bits too, as a GPU does in prompts.
 
 A change is given with its standard error: on the short text of this folder it is a quarter of a per cent, so changes
 below half a per cent need a longer one (4,000 tokens of any prose).
@@ -23,6 +24,7 @@ from cache_quality import TEXT  # benchmarks/cache_quality.py
 import unspool
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.blocks import BLOCK
+from unspool.kernels.gpu.products.words import round_rows_plainly
 from unspool.models import weights
 
 
@@ -51,6 +53,28 @@ def round_blocks(x: torch.Tensor) -> torch.Tensor:
 def multiply_rounded(linear: Any, x: torch.Tensor) -> torch.Tensor:
     """A product as a GPU makes it for one row."""
     return torch.nn.functional.linear(round_blocks(x) if linear.kind == "int4" else x, linear.weight, linear.bias)
+
+
+def measure_floats(lm: Any, text: str, num_tokens: int) -> list[torch.Tensor]:
+    """A plain model with its layers' matrices as floats of 8 bits: with exact rows, and with rounded ones."""
+    matrices = [getattr(layer, part) for layer in lm.model.weights.layers for part in ("qkv", "out", "up", "down")]
+    for linear in matrices:
+        linear.weight = weights.WordLinear.round(linear.weight).weight
+    rounded, call = {id(linear) for linear in matrices}, weights.Linear.__call__
+
+    def multiply(linear: Any, x: torch.Tensor) -> torch.Tensor:
+        if id(linear) in rounded:
+            numbers, scales = round_rows_plainly(x.reshape(-1, x.shape[-1]))
+            dealt = numbers.float().view(len(numbers), -1, BLOCK // 4, 4).transpose(2, 3)
+            x = (dealt.reshape(len(numbers), -1) * scales).view(x.shape)
+        return call(linear, x)
+
+    lm.model.paths = []
+    found = [measure(lm, text, num_tokens)]
+    weights.Linear.__call__ = multiply
+    found.append(measure(lm, text, num_tokens))
+    weights.Linear.__call__ = call
+    return found
 
 
 def main() -> None:
@@ -85,6 +109,11 @@ def main() -> None:
             exact = found if exact is None else exact
             cells += describe(found, exact)
         print("| " + " | ".join(cells) + " |", flush=True)
+    if options.device == "cpu":
+        assert exact is not None
+        lm = unspool.load(device="cpu", quantize=None)
+        both = [cell for found in measure_floats(lm, text, options.tokens) for cell in describe(found, exact)]
+        print("| " + " | ".join(["fp8", "", *both]) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -14,8 +15,15 @@ def pytest_configure() -> None:
 
     Said before tests are collected, for the CPU library asks once, when it is first looked for.
     """
-    num_processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, 2 // num_processes))
+    num_threads = max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    torch.set_num_threads(num_threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # for the processes that tests start
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: garbage collections need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ class FakeModel:
         visible = position <= span.positions[..., None]  # (rows, new, keys)
         weight = visible * 0.5 ** (span.positions[..., None] - position).clamp(min=0)
         cache.end()
-        logits = torch.einsum("rnk,rkv->rnv", weight, self.table[keys.long()])  # (rows, new, vocab)
+        logits = weight @ self.table[keys.long()]  # (rows, new, vocab)
         return logits + self.places[span.positions % 7], weight, span.counts
 
 

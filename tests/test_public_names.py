@@ -9,14 +9,12 @@ import subprocess
 import sys
 import time
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import unspool
-
-SOURCE = Path(unspool.__file__).parent
+from tests.source import SOURCE, read_source
 
 # Constructor parameters and methods of the reference (transformers 4.52.4), by name. What is not here yet comes with
 # the issue that builds it; what is here has these parameters, in this order, with these defaults.
@@ -229,12 +227,6 @@ def test_importing_everything_is_quick_and_light() -> None:
 
 
 @lru_cache
-def read_source() -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(SOURCE)): ast.parse(path.read_text(), str(path)) for path in sorted(SOURCE.rglob("*.py"))
-    }
-
-
 def find_imports() -> list[tuple[str, str]]:
     found = []
     for path, tree in read_source().items():

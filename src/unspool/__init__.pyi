@@ -120,9 +120,9 @@ from unspool.registry import register as register
 from unspool.server import asgi as asgi
 from unspool.server import serve as serve
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
-from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
 from unspool.stopping.length import MaxLengthCriteria as MaxLengthCriteria
+from unspool.stopping.lists import StoppingCriteriaList as StoppingCriteriaList
 from unspool.stopping.strings import StopStringCriteria as StopStringCriteria
 from unspool.stopping.time import MaxTimeCriteria as MaxTimeCriteria
 from unspool.streaming import AsyncTextIteratorStreamer as AsyncTextIteratorStreamer

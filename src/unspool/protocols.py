@@ -259,6 +259,15 @@ class Stretching(Model, Protocol):
         """
         ...
 
+    def launch_steps(self, tokens: torch.Tensor, cache: Cache, num_steps: int) -> torch.Tensor | None:
+        """Launch greedy steps on a device without waiting for any: the first reads `tokens` (rows, 1), the others what
+        the step before them chose.
+
+        The cache is advanced. Returns what they choose, (steps, rows); they may be fewer than asked for, and a row
+        without a token gets -1. None if steps must be taken one by one.
+        """
+        ...
+
 
 class Compilable(Model, Protocol):
     """A model that says "compile" in `info.can`: its steps can run through torch.compile."""

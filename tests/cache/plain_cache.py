@@ -29,7 +29,7 @@ from unspool.cache import (
     StaticCache,
 )
 from unspool.cache.offload.memory import take_mapped
-from unspool.kernels.packed import PackedKeys
+from unspool.kernels.packed_keys import PackedKeys
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 ROOM, MOST_ROWS = 300, 6

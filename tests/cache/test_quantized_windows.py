@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.cache.small_packing import HEADS, LAYERS, SIZES, WIDTH, configure
 
 from unspool.cache import HybridCache, QuantizedCache, QuantizedCacheConfig, QuantizedHybridCache
-from unspool.kernels.packed import PackedKeys
+from unspool.kernels.packed_keys import PackedKeys
 
 WINDOW = 10
 SLIDING = SimpleNamespace(

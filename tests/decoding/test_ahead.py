@@ -12,6 +12,7 @@ from tests.conformance.cases import load_model
 from tests.grammar.tiny import load_tiny
 from unspool.decoding import choice
 from unspool.decoding.rows import Rows
+from unspool.decoding.strategies import ahead as strategies_ahead
 from unspool.decoding.strategies.ahead import AheadTurns
 from unspool.errors import NoTokenLeftError
 
@@ -205,3 +206,68 @@ def test_no_token_left_is_explained_at_the_step_of_its_candidates(ahead: list[Ah
     with pytest.raises(NoTokenLeftError, match=r"row 0, at position 8\b"):
         unspool.generate(model, IDS[:2], pad_token_id=0, eos_token_id=None, logits_processor=[Silence()], **asked)
     assert len(ahead) == 1
+
+
+# --- several steps launched together ------------------------------------------------------------------------------
+@pytest.fixture
+def together(ahead: list[AheadTurns], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Greedy steps are launched together from now on, three or four at a time; how many were."""
+    launched: list[int] = []
+
+    def launch_steps(model: Any, tokens: torch.Tensor, cache: Any, num_steps: int) -> torch.Tensor:
+        chosen = []
+        for _ in range(min(num_steps, 3 + len(launched) % 2)):
+            chosen.append(model.forward(tokens, cache).logits.argmax(-1))
+            tokens = chosen[-1][:, None]
+        launched.append(len(chosen))
+        return torch.stack(chosen)
+
+    monkeypatch.setattr(type(load_model("llama").model), "launch_steps", launch_steps)
+    monkeypatch.setattr(strategies_ahead, "SECONDS_AT_ONCE", 1e3)  # no step takes so long
+    return launched
+
+
+@pytest.mark.parametrize("ends", [None, list(range(0, 160, 9)), list(range(0, 160, 3))], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 17, 80])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_steps_launched_together_are_those_one_by_one(ends: Any, count: int, rows: int, request: Any) -> None:
+    asked = {"max_new_tokens": count, "eos_token_id": ends}
+    expected = generate(IDS[:rows], **asked)
+    launched = request.getfixturevalue("together")
+    assert generate(IDS[:rows], **asked).tolist() == expected.tolist()
+    assert all(1 <= num <= 4 for num in launched)
+    if ends is None and count > 4:
+        assert max(launched) > 2 and sum(launched) < count
+
+
+@pytest.mark.parametrize("num_read", [2, 3, 4, 5, 6, 7])
+def test_a_closed_stream_forgets_steps_launched_together(together: list[int], num_read: int) -> None:
+    cache = unspool.DynamicCache()
+    asked = {"max_new_tokens": 20, "eos_token_id": None, "past_key_values": cache}
+    stream = unspool.stream(load_model("llama").model, IDS[:1], **asked)
+    for _ in range(num_read):
+        next(stream)
+    stream.close()
+    assert cache.lengths == [IDS.shape[1] + num_read - 1] and (together or num_read < 3)
+
+
+def test_a_cache_is_left_as_steps_one_by_one_leave_it(together: list[int]) -> None:
+    cache = unspool.DynamicCache()
+    first = generate(IDS[:1], max_new_tokens=9, eos_token_id=None, past_key_values=cache)
+    assert cache.lengths == [first.shape[1] - 1] and together
+    second = generate(first, max_new_tokens=7, eos_token_id=None, past_key_values=cache)
+    assert second.tolist() == generate(IDS[:1], max_new_tokens=16, eos_token_id=None).tolist()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": True, "seed": 1},
+        {"repetition_penalty": 1.3},
+        {"output_scores": True, "return_dict_in_generate": True},
+    ],
+    ids=str,
+)
+def test_steps_with_something_between_them_are_taken_one_by_one(together: list[int], settings: dict[str, Any]) -> None:
+    generate(IDS[:2], max_new_tokens=9, eos_token_id=None, **settings)
+    assert not together

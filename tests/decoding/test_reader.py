@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import unspool
 from tests.fakes import FakeModel
+from tests.source import read_source
 from unspool.decoding.reader import Reader, answer_at_once
 from unspool.protocols import Ask, Forward
 
-SOURCE = Path(unspool.__file__).parent
 MODELS = {"model", "_model", "assistant", "core", "_core"}  # names that models have in the source
 
 
-def find_passes(path: Path) -> list[str]:
-    """Calls of `forward`, `take_steps` and a model's `encode` in a file, as line: source."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+def has_passes(tree: ast.Module) -> bool:
+    """Whether a file calls `forward`, `take_steps` or a model's `encode`."""
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         owner = node.func.value
         name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
         if node.func.attr in ("forward", "take_steps") or (node.func.attr == "encode" and name in MODELS):
-            found.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
-    return found
+            return True
+    return False
 
 
 def test_nothing_but_the_reader_runs_a_model() -> None:
-    files = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] != "models"]
-    found = {where.split(":")[0] for path in files for where in find_passes(path)}
+    files = {path: tree for path, tree in read_source().items() if not path.startswith("models/")}
     assert len(files) > 200
-    assert found == {"decoding/reader.py"}
+    assert [path for path, tree in files.items() if has_passes(tree)] == ["decoding/reader.py"]
 
 
 def test_every_pass_of_a_call_is_asked_for() -> None:

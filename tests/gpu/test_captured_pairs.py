@@ -121,24 +121,25 @@ def test_biases_by_distance(dtype: torch.dtype, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", [0, 1, 5, 33, 150])
-@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("distances", [0, 17])
 @pytest.mark.parametrize("heads", [3, 4])
-def test_parts_of_attention_in_the_next_product(dtype: torch.dtype, length: int, writes: bool, heads: int) -> None:
+def test_parts_of_attention_in_the_next_product(dtype: torch.dtype, length: int, distances: int, heads: int) -> None:
     """Attention over a row's keys and a new one, or over a source's, multiplied by a matrix and added to a state."""
     from unspool.kernels.gpu.attention.parted_attention import PartedAttention, PartedTiling
     from unspool.kernels.gpu.attention.split_attention import HeadShape
     from unspool.kernels.gpu.products.parts_product import multiply_parts
     from unspool.kernels.gpu.products.row_product import RowTiling
 
-    width, layers, outputs = 32, 2, 21
+    width, layers, outputs, writes = 32, 2, 21, bool(distances) or length % 2 == 0
     buffers = [random(1, 160, 2, heads, width, dtype=dtype) for _ in range(layers)]
     base = torch.zeros(8, dtype=dtype, device=DEVICE)
     unit = 8 * base.element_size()
     table = torch.tensor([(buffer.data_ptr() - base.data_ptr()) // unit for buffer in buffers], device=DEVICE)
     shape = HeadShape(heads, heads, width)
     tiling = PartedTiling(16, 4, 4)
-    attend_one = PartedAttention(shape, DEVICE, dtype, writes=writes, tiling=tiling)
+    attend_one = PartedAttention(shape, DEVICE, dtype, writes=writes, distances=distances, tiling=tiling)
     held = torch.tensor([length], dtype=torch.int32 if writes else torch.int64, device=DEVICE)
+    biases = random(heads, distances) if distances else None
     for layer, buffer in enumerate(buffers):
         qkv, state = random(1, 3 * heads * width, dtype=dtype), random(1, outputs, dtype=dtype)
         matrix, bias = random(outputs, heads * width, dtype=dtype), random(outputs, dtype=dtype)
@@ -147,12 +148,16 @@ def test_parts_of_attention_in_the_next_product(dtype: torch.dtype, length: int,
         if writes:
             keys = torch.cat((keys, key.double()[None, :, None]), 2)
             values = torch.cat((values, value.double()[None, :, None]), 2)
-        parts = attend_one(qkv, base, table, held, layer, 0.3)
+        mask = None
+        if biases is not None:
+            back = (length - torch.arange(length + 1, device=DEVICE)).clamp(max=distances - 1)
+            mask = biases[:, back].double()[None, :, None]
+        parts = attend_one(qkv, base, table, held, layer, 0.3, biases=biases)
         if writes:
             assert torch.equal(buffer[0, length], torch.stack((key, value)))
         if not keys.shape[2]:
             continue
-        read, _ = attend(query.double()[None, :, None], keys, values, scale=0.3)
+        read, _ = attend(query.double()[None, :, None], keys, values, scale=0.3, mask=mask)
         expected = state.double() + read.flatten()[None] @ matrix.double().T + bias.double()
         multiply_parts(matrix, parts, state, bias, RowTiling(4, 64, 4, ahead=2))
         check(state, expected, dtype)
@@ -298,3 +303,22 @@ def test_rows_change_places(dtype: torch.dtype, index: list[int]) -> None:
     RowMover(buffers).move([index[row] for row in moved], moved, 5, 70)
     for buffer, wanted in zip(buffers, expected, strict=True):
         assert torch.equal(buffer, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(24, 256), (21, 300)])
+@pytest.mark.parametrize("has_all", [False, True])
+def test_products_after_a_layer_norm(dtype: torch.dtype, outputs: int, inputs: int, has_all: bool) -> None:
+    from unspool.kernels.gpu.products.norm_product import WarpTiling, multiply_normed
+
+    matrix, x = random(outputs, inputs, dtype=dtype), random(1, inputs, dtype=dtype) + 9
+    norm, shift, bias = (random(size, dtype=dtype) if has_all else None for size in (inputs, inputs, outputs))
+    out, kept = random(1, outputs, dtype=dtype), torch.empty_like(x) if has_all else None
+    around = {"bias": bias, "activation": 2, "kept": kept}
+    multiply_normed(matrix, x, out, WarpTiling(2, 2), norm=norm, eps=1e-5, shift=shift, **around)
+    wide = [None if one is None else one.double() for one in (norm, shift, bias)]
+    normed = torch.nn.functional.layer_norm(x.double(), (inputs,), *wide[:2], 1e-5)
+    if kept is not None:
+        check(kept, normed, dtype)
+        normed = kept.double()
+    check(out, torch.nn.functional.linear(normed, matrix.double(), wide[2]).relu(), dtype)

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from unspool.kernels.activations import find_activation
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.attention import attend
-from unspool.kernels.cpu.blocks import Kind
+from unspool.kernels.cpu.blocks import quantise_rows
+from unspool.kernels.gpu.products.words import WordKind, Words, lay_out_words, round_floats
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.rotary import RotaryTable, rotate_
 
@@ -215,27 +216,32 @@ def test_wide_products_of_two_rows_are_held(manner: str, outputs: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("rows", [1, 2, 5, 9])
 @pytest.mark.parametrize("manner", MANNERS)
 def test_products_of_quantised_matrices(
-    dtype: torch.dtype, kind: Kind, rows: int, manner: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, kind: WordKind, rows: int, manner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From words, and from what they are unpacked to where there are many rows; no input is rounded."""
     monkeypatch.setenv("UNSPOOL_GPU_ROUNDING", "off")
-    from unspool.kernels.cpu.blocks import quantise_rows
     from unspool.kernels.gpu.products.product import multiply
-    from unspool.kernels.gpu.products.words import lay_out_words
 
     outputs, inputs = 45, 32 * 67
-    blocks = quantise_rows(torch.randn(outputs * (2 if manner == "gated" else 1), inputs), kind)
-    weight, exact = lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
+    weight = make_words(torch.randn(outputs * (2 if manner == "gated" else 1), inputs), kind)
+    exact = weight.dequantise(torch.float32).double()
     x, out = random(rows, inputs, dtype=dtype), random(rows, outputs, dtype=dtype)
     settings, expected = surround(manner, exact, x, out)
     multiply(weight, x, out, **settings)
     expected = expected.double()
     error = (out.double() - expected).norm() / expected.norm()
     assert error < (2e-4 if dtype == torch.float32 else 8e-3), float(error)
+
+
+def make_words(numbers: torch.Tensor, kind: WordKind) -> Words:
+    """A matrix as the kernels read it."""
+    if kind == "fp8":
+        return round_floats(numbers.to(DEVICE))
+    return lay_out_words(quantise_rows(numbers, kind), DEVICE)
 
 
 def round_blocks(x: torch.Tensor) -> torch.Tensor:
@@ -251,10 +257,8 @@ def round_blocks(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("manner", ["plain", "norm and bias", "gated", "adds"])
 def test_one_row_of_nibbles(dtype: torch.dtype, rounds: bool, tiling: tuple[int, ...], manner: str) -> None:
     """As the numbers say; where the input is rounded, exactly as the rounded input says."""
-    from unspool.kernels.cpu.blocks import quantise_rows
     from unspool.kernels.gpu.products.activations import CODES
     from unspool.kernels.gpu.products.nibble_product import NibbleTiling, multiply_nibbles
-    from unspool.kernels.gpu.products.words import lay_out_words
 
     outputs, inputs, is_gated = 45, 32 * 67, manner == "gated"
     blocks = quantise_rows(torch.randn(outputs * (2 if is_gated else 1), inputs) + 0.1, "int4")
@@ -292,9 +296,7 @@ def test_one_row_of_nibbles(dtype: torch.dtype, rounds: bool, tiling: tuple[int,
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["halves", "bytes"])
 def test_nibbles_hide_no_number_that_is_none(rounds: bool) -> None:
-    from unspool.kernels.cpu.blocks import quantise_rows
     from unspool.kernels.gpu.products.nibble_product import NibbleTiling, multiply_nibbles
-    from unspool.kernels.gpu.products.words import lay_out_words
 
     weight = lay_out_words(quantise_rows(torch.randn(8, 256), "int4"), DEVICE)
     for bad in (torch.nan, torch.inf):
@@ -304,14 +306,12 @@ def test_nibbles_hide_no_number_that_is_none(rounds: bool) -> None:
         assert not out.isfinite().any()
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8"])
-def test_unpacking(kind: Kind) -> None:
-    from unspool.kernels.cpu.blocks import quantise_rows
-    from unspool.kernels.gpu.products.words import lay_out_words
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+def test_unpacking(kind: WordKind) -> None:
     from unspool.kernels.gpu.products.words_product import unpack_words
 
-    blocks = quantise_rows(torch.randn(40, 32 * 40), kind)
-    words, exact = lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE)
+    words = make_words(torch.randn(40, 32 * 40), kind)
+    exact = words.dequantise(torch.float32)
     torch.testing.assert_close(unpack_words(words, torch.full_like(exact, torch.nan)), exact)
     chosen = torch.tensor([39, 0, -1, 7], device=DEVICE)  # a row that has ended reads the first
     found = unpack_words(words, exact.new_empty(4, exact.shape[1]), rows=chosen, scale=1.5)

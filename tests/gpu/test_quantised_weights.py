@@ -29,7 +29,7 @@ def unpack_model(model: Any) -> None:
     model._refresh()
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3", "bloom"])
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_words_and_numbers_agree(name: str, kind: str, rows: int) -> None:
@@ -45,11 +45,13 @@ def test_words_and_numbers_agree(name: str, kind: str, rows: int) -> None:
         assert (mine - exact).abs().max() < 2e-3 * exact.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "bloom"])
 @pytest.mark.parametrize("rows", [2, 7, 40])
 def test_words_and_numbers_agree_in_halves(name: str, kind: str, rows: int) -> None:
     """Steps of several rows on the tensor cores, whose numbers are rounded to the model's dtype as the unpacked are."""
+    if kind == "fp8" and rows == 40:
+        pytest.skip("prompts of more than 256 tokens are rounded to 8 bits (`test_scaled_product.py`)")
     ids = torch.randint(3, 90, (rows, 12), generator=torch.Generator().manual_seed(0)).cuda()
 
     def step(model: Any) -> torch.Tensor:

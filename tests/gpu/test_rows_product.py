@@ -27,14 +27,17 @@ pytestmark = [
 ]
 # Triton's interpreter knows no bfloat16 in every operation; a GPU does.
 DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
-KINDS = ["plain", "int4", "int8"]
+KINDS = ["plain", "int4", "int8", "fp8"]
 
 
 def make_matrix(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Any, torch.Tensor]:
     """A matrix as kernels take it, and its numbers."""
-    from unspool.kernels.gpu.products.words import lay_out_words
+    from unspool.kernels.gpu.products.words import lay_out_words, round_floats
 
     numbers = torch.randn(outputs, inputs) + 0.1
+    if kind == "fp8":
+        words = round_floats(numbers.to(DEVICE))
+        return words, words.dequantise(torch.float64)
     if kind == "plain":
         weight = numbers.to(DEVICE, dtype)
         return weight, weight.double()
@@ -148,15 +151,16 @@ def test_a_row_without_a_number_spoils_no_other(kind: str) -> None:
     assert find_error(out[kept], F.linear(x[kept].double(), exact)) < 6e-3
 
 
+@pytest.mark.parametrize("blocks", [64, 67], ids=["whole groups", "odd"])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_arranged_rows(bits: int) -> None:
+def test_arranged_rows(bits: int, blocks: int) -> None:
     """By themselves, after a norm, after a sum of parts, and as a product's output."""
     from unspool.kernels.gpu.products.arranging import arrange, arrange_plainly
     from unspool.kernels.gpu.products.norms import normalise
     from unspool.kernels.gpu.products.parts import add_parts
     from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 
-    dtype, width = DTYPES[-1], 32 * 67
+    dtype, width = DTYPES[-1], 32 * blocks
     x, norm = (torch.randn(rows, width, device=DEVICE).to(dtype) for rows in (3, 1))
     expected = arrange_plainly(x, bits)
     assert torch.equal(arrange(x, bits), expected)
@@ -174,16 +178,17 @@ def test_arranged_rows(bits: int) -> None:
     assert torch.equal(arranged, arrange_plainly(plain, bits))
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("manner", ["norm", "gated", "adds"])
-def test_quantised_products_as_a_step_takes_them(kind: str, rows: int, manner: str) -> None:
+@pytest.mark.parametrize(("outputs", "blocks"), [(96, 9), (128, 8)], ids=["odd", "whole groups"])
+def test_quantised_products_as_a_step_takes_them(kind: str, rows: int, manner: str, outputs: int, blocks: int) -> None:
     """Through `multiply` rows are given and written as they are, unless arranged ones are asked for."""
     from unspool.kernels.gpu.products.activations import CODES
     from unspool.kernels.gpu.products.arranging import arrange_plainly
     from unspool.kernels.gpu.products.product import find_order, multiply
 
-    dtype, outputs, inputs = DTYPES[-1], 96, 32 * 9
+    dtype, inputs = DTYPES[-1], 32 * blocks
     weight, exact = make_matrix(kind, outputs * (2 if manner == "gated" else 1), inputs, dtype)
     x, norm = (torch.randn(count, inputs, device=DEVICE).to(dtype) for count in (rows, 1))
     assert find_order(weight, x) == weight.bits

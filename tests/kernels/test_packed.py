@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.kernels.packed import PackedKeys, PackedView, attend_in_blocks, attend_packed, attend_plainly
+from unspool.kernels.packed import attend_in_blocks, attend_packed, attend_plainly
+from unspool.kernels.packed_keys import PackedKeys, PackedView
 from unspool.kernels.packing import Scheme, pack
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
-from unspool.kernels.preparations import announce_preparation, end_preparation, wait_for_preparations
+from unspool.kernels.preparations import (
+    announce_preparation,
+    begin_short_turns,
+    end_preparation,
+    end_short_turns,
+    wait_for_preparations,
+)
 
 
 def test_those_who_wait_go_on_once_all_that_was_announced_has_begun() -> None:
@@ -26,3 +33,14 @@ def test_those_who_wait_go_on_once_all_that_was_announced_has_begun() -> None:
     thread.join()
     end_preparation(first)  # again, as an error's clean-up does
     wait_for_preparations()
+
+
+def test_turns_are_short_while_somebody_wants_them() -> None:
+    usual = sys.getswitchinterval()
+    begin_short_turns()
+    begin_short_turns()
+    assert sys.getswitchinterval() < usual
+    end_short_turns()
+    assert sys.getswitchinterval() < usual
+    end_short_turns()
+    assert sys.getswitchinterval() == usual

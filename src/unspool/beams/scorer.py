@@ -50,11 +50,11 @@ class HypothesisScorer(BeamScorer):
         batch_size: int,
         num_beams: int,
         device: torch.device | str,
-        length_penalty: float,
-        do_early_stopping: bool | str,
-        num_beam_hyps_to_keep: int,
-        num_beam_groups: int,
-        max_length: int | None,
+        length_penalty: float = 1.0,
+        do_early_stopping: bool | str = False,
+        num_beam_hyps_to_keep: int = 1,
+        num_beam_groups: int = 1,
+        max_length: int | None = None,
     ) -> None:
         _check_counts(batch_size, num_beams, num_beam_hyps_to_keep, num_beam_groups)
         self.num_beams = num_beams
@@ -175,28 +175,6 @@ class HypothesisScorer(BeamScorer):
 
 class BeamSearchScorer(HypothesisScorer):
     """Beam search, and with groups diverse beam search (Vijayakumar et al., 2016, https://arxiv.org/abs/1610.02424)."""
-
-    def __init__(
-        self,
-        batch_size: int,
-        num_beams: int,
-        device: torch.device | str,
-        length_penalty: float = 1.0,
-        do_early_stopping: bool | str = False,
-        num_beam_hyps_to_keep: int = 1,
-        num_beam_groups: int = 1,
-        max_length: int | None = None,
-    ) -> None:
-        super().__init__(
-            batch_size,
-            num_beams,
-            device,
-            length_penalty,
-            do_early_stopping,
-            num_beam_hyps_to_keep,
-            num_beam_groups,
-            max_length,
-        )
 
     def process(  # type: ignore[override]  # the base leaves open what else a scorer reads
         self,

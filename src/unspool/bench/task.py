@@ -12,7 +12,7 @@ from unspool.errors import SettingError
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.loading.source import open_source
 
-QUANTIZE: Final = ("auto", "none", "int8", "int4")
+QUANTIZE: Final = ("auto", "none", "int8", "int4", "fp8")
 BOUNDS: Final = {
     "new": (2, 4096),
     "prompt": (1, 65_536),

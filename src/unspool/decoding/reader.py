@@ -61,7 +61,7 @@ def encode_at_once(ask: SourceAsk) -> Encoded:
 
 def between_passes(model: Model, num_rows: int) -> AbstractContextManager[None]:
     """Where scores of so many rows are worked on: if passes are the CPU library's, its threads keep the cores."""
-    is_library = getattr(model, "fast_path", None) == "library"
+    is_library = model.device.type == "cpu" and getattr(model, "fast_path", None) == "library"
     return one_thread(num_rows * model.info.vocab_size) if is_library else nullcontext()
 
 
@@ -314,6 +314,21 @@ class Reader:
         self._stretch_path = stretch.path
         steps = stretch.steps
         return steps[:-1] if min(steps[-1]) < 0 else steps  # taken again alone, it says why there is none
+
+    def launch_steps(self, rows: Rows, num_steps: int) -> torch.Tensor | None:
+        """What up to `num_steps` greedy steps on a device choose (steps, rows), all launched and none waited for.
+
+        None if steps must be taken one by one.
+        """
+        held, room = self.cache.lengths, self.cache.room
+        if room is not None:
+            num_steps = min(num_steps, room - max(held))
+        if num_steps < 1 or any(length != n + 1 for length, n in zip(rows.lengths, held, strict=True)):
+            return None
+        chosen = cast(Stretching, self.model).launch_steps(rows.unread(held)[0], self.cache, num_steps)
+        if chosen is not None:
+            self.num_passes += len(chosen)
+        return chosen
 
     def accept_step(self, rows: Rows) -> None:
         """Count one of the steps that were taken at once."""

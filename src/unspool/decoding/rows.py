@@ -93,6 +93,14 @@ class Rows:
         added = counts if counts is not None else [num_new] * len(self)
         self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
 
+    def append_steps(self, tokens: torch.Tensor) -> None:
+        """Add what several steps chose, (steps, rows)."""
+        if self._view is not None or len(self._late) + len(tokens) > CHUNK:
+            self.append(tokens.t())
+            return
+        self._late += tokens.clamp(min=0)[:, :, None].unbind()
+        self.lengths = [length + len(tokens) for length in self.lengths]
+
     @property
     def newest(self) -> torch.Tensor | None:
         """The column (rows, 1) that was appended last; None if rows have moved since, or it is on the host."""

@@ -152,7 +152,7 @@ class MappedTensors:
             return
         if out.is_cuda and out.dtype == stored.dtype and out.is_contiguous():
             if self._staging is None or self._staging.device != out.device:
-                self._check_sent()
+                self.finish()
                 self._staging = Staging(out.device)
             self._staging.send(name, raw, out)
             return
@@ -165,11 +165,12 @@ class MappedTensors:
 
     def finish(self) -> None:
         """Raise if what was copied to a GPU holds NaN: it is looked for there, once for all tensors."""
-        self._check_sent()
+        if self._staging is None:
+            return
+        suspects = self._staging.find_suspects()
+        self._staging.close()
         self._staging = None
-
-    def _check_sent(self) -> None:
-        for name in self._staging.find_suspects() if self._staging is not None else ():
+        for name in suspects:
             info = self.info(name)
             stored = STORED_TYPES[info.stored]
             for _, chunk in iterate_rows(_as_matrix(self.raw(name), info.shape, stored), stored):

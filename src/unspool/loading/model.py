@@ -175,8 +175,10 @@ def _choose_packing(
     quantize: str | None, source: OpenedModel, device: torch.device, dtype: torch.dtype | None
 ) -> Packing | None:
     """How the matrices are quantised: as asked; else a GGUF's own blocks, if there are products for them."""
-    if quantize not in ("auto", "int8", "int4", None):
-        raise SettingError(f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', or None for plain numbers")
+    if quantize not in ("auto", "int8", "int4", "fp8", None):
+        raise SettingError(
+            f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', 'fp8', or None for plain numbers"
+        )
     if quantize is None:
         return None
     if quantize != "auto":
@@ -184,6 +186,10 @@ def _choose_packing(
             raise UnsupportedError(
                 f"quantize={quantize!r} is built for CPUs and CUDA GPUs; load with quantize=None on {device}"
             )
+        if quantize == "fp8":
+            if device.type == "cpu":
+                raise UnsupportedError("quantize='fp8' is built for CUDA GPUs; use quantize='int8' on a CPU")
+            return "fp8"
         if device.type == "cpu" and dtype not in (None, torch.float32):
             raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
         return "int8" if quantize == "int8" else "int4"

@@ -36,8 +36,10 @@ _BUFFERS: Final = re.compile(
 )
 
 
-Packing = Literal["file", "int8", "int4"]
-"""How matrices are quantised: as the file's own blocks (8 bits if it has none of a known form), or all alike."""
+Packing = Literal["file", "int8", "int4", "fp8"]
+"""How matrices are quantised: as the file's own blocks (8 bits if it has none of a known form), or all alike.
+
+With floats of 8 bits ("fp8") embeddings and the head are 8-bit blocks."""
 
 
 class Assembler:
@@ -267,6 +269,13 @@ class Assembler:
             return self.linear(
                 names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed, is_changed=is_changed
             )
+        if self.packing == "fp8":
+            plain = self.linear(names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed, is_changed=True)
+            weight, bias = plain.weight, plain.bias
+            if order is not None:
+                weight = weight[order.to(weight.device)]
+                bias = bias[order.to(bias.device)] if bias is not None else None
+            return WordLinear.round(weight, bias)
         parts = self._pack_each(
             [f"{name}.weight" for name in names],
             sizes,

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from unspool.errors import LoadError
-from unspool.kernels.cpu import AnyBlocks, AnyKind, Blocks, Kind, find_library, pack_tiles, unpack_tiles
+from unspool.kernels.cpu import AnyBlocks, AnyKind, Blocks, find_library, pack_tiles, unpack_tiles
 from unspool.kernels.cpu.library import Matrix, describe_matrix
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
-from unspool.kernels.gpu.products.words import Words, lay_out_words
+from unspool.kernels.gpu.products.words import WordKind, Words, lay_out_words, round_floats
 from unspool.kernels.mx import MxWords
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.presence import has_triton
@@ -246,8 +246,8 @@ class WordRows:
     """A quantised matrix in the layout of the GPU's kernels."""
 
     words: torch.Tensor  # (out, words) int32
-    factors: torch.Tensor  # (out, blocks) int32 or int16: bits of float16
-    kind: Kind
+    factors: torch.Tensor  # (out, blocks) int32 or int16: bits of float16; (out, 1) for floats
+    kind: WordKind
     dtype: torch.dtype  # that the model computes in
     bias: torch.Tensor | None = None
 
@@ -270,6 +270,12 @@ class WordRows:
 
 class WordLinear(WordRows):
     """A quantised matrix (out, in) on a GPU and, if the model has one, a bias."""
+
+    @classmethod
+    def round(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> WordLinear:
+        """A matrix as floats of 8 bits, where it is."""
+        laid = round_floats(weight)
+        return cls(laid.words, laid.factors, laid.kind, weight.dtype, bias)
 
     def part(self, place: int, count: int) -> WordLinear:
         """One of `count` matrices of equal size that stand one below the other."""

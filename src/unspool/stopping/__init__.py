@@ -9,13 +9,13 @@ from unspool.stopping.order import STOPS
 PUBLIC = {
     **{find_name(entry.stop): find_home(entry.stop) for entry in STOPS.built_in},
     "StoppingCriteria": "unspool.stopping.base",
-    "StoppingCriteriaList": "unspool.stopping.base",
+    "StoppingCriteriaList": "unspool.stopping.lists",
 }
 HOMES = {
     **PUBLIC,
-    "as_criteria_list": "unspool.stopping.base",
-    "as_row_flags": "unspool.stopping.base",
-    "validate_stopping_criteria": "unspool.stopping.base",
+    "as_criteria_list": "unspool.stopping.lists",
+    "as_row_flags": "unspool.stopping.lists",
+    "validate_stopping_criteria": "unspool.stopping.lists",
 }
 """Where each name is; `__init__.pyi` says the same to type checkers (`python tools/make_stubs.py`)."""
 

@@ -1,11 +1,11 @@
 # Made by tools/make_stubs.py.
 from unspool.stopping.base import StoppingCriteria as StoppingCriteria
-from unspool.stopping.base import StoppingCriteriaList as StoppingCriteriaList
-from unspool.stopping.base import as_criteria_list as as_criteria_list
-from unspool.stopping.base import as_row_flags as as_row_flags
-from unspool.stopping.base import validate_stopping_criteria as validate_stopping_criteria
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
 from unspool.stopping.length import MaxLengthCriteria as MaxLengthCriteria
+from unspool.stopping.lists import StoppingCriteriaList as StoppingCriteriaList
+from unspool.stopping.lists import as_criteria_list as as_criteria_list
+from unspool.stopping.lists import as_row_flags as as_row_flags
+from unspool.stopping.lists import validate_stopping_criteria as validate_stopping_criteria
 from unspool.stopping.strings import StopStringCriteria as StopStringCriteria
 from unspool.stopping.time import MaxTimeCriteria as MaxTimeCriteria
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -58,12 +59,19 @@ MATRIX = [
 ]
 
 
+@lru_cache
+def decode_plainly(batch: str, name: str) -> tuple[list[list[int]], int]:
+    """The tokens without a drafter, and how many passes they took."""
+    target = Layered(VOCAB)
+    plain = generate(target, **pad_left(BATCHES[batch]), max_new_tokens=18, **settings_for(name, batch))
+    return plain.tolist(), target.num_passes
+
+
 @pytest.mark.parametrize(("drafter", "batch", "kind", "name"), MATRIX)
 def test_greedy_equals_plain_greedy(drafter: str, batch: str, kind: str, name: str) -> None:
     target = Layered(VOCAB)
     call = {**pad_left(BATCHES[batch]), "max_new_tokens": 18, **settings_for(name, batch)}
-    plain = generate(target, **call)
-    passes = target.num_passes
+    plain, passes = decode_plainly(batch, name)
     output = generate(
         target,
         **call,
@@ -71,15 +79,15 @@ def test_greedy_equals_plain_greedy(drafter: str, batch: str, kind: str, name: s
         cache_implementation=kind,
         return_dict_in_generate=True,
     )
-    assert output.sequences.tolist() == plain.tolist()
+    assert output.sequences.tolist() == plain
     told = output.speculation
     assert all(0 <= a <= d for a, d in zip(told.accepted, told.drafted, strict=True))
     if not drafter.startswith("auto"):
         assert sum(told.drafted) > 0
-        assert target.num_passes - passes <= passes  # a draft never costs a pass of the model
+        assert target.num_passes <= passes  # a draft never costs a pass of the model
     if name == "plain" and drafter in ("model", "early exit"):
         assert sum(told.accepted) > 5
-        assert target.num_passes - passes < passes
+        assert target.num_passes < passes
 
 
 @pytest.mark.parametrize("name", SETTINGS)

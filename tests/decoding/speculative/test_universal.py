@@ -56,7 +56,8 @@ def test_greedy_equals_plain_greedy(kind: str, num_rows: int, name: str) -> None
     output = generate(target, **call, **drafter, return_dict_in_generate=True)
     assert output.sequences.tolist() == plain.tolist()
     assert sum(output.speculation.drafted) > 0
-    assert generate(target, **call, **drafter).tolist() == plain.tolist()  # rows may leave
+    if num_rows > 1:
+        assert generate(target, **call, **drafter).tolist() == plain.tolist()  # rows may leave
 
 
 @pytest.mark.parametrize("kind", ["merges", "characters"])

@@ -88,9 +88,10 @@ def test_steps_equal_those_of_operators(pair_of: Callable[[str], Any], name: str
     assert_close(read(model.compiled(TRACED), [7, 4], kind), read(model, [7, 4], kind))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma3", "opt"])
 def test_traced_steps_equal_those_of_operators(pair_of: Callable[[str], Any], name: str) -> None:
-    model = rebuild(pair_of(name))
+    """Layers with windows and without, and a table of positions."""
+    model = rebuild(pair_of(name)) if name == "gemma3" else shrink(pair_of(name))
     assert_close(read(model.compiled(TRACED), [7, 4]), read(model, [7, 4]))
 
 

@@ -13,7 +13,7 @@ from unspool.kernels.cpu import find_library, why_missing
 from unspool.kernels.cpu.library import describe_matrix
 from unspool.models.decoder.model import Decoder
 from unspool.models.paths.library import LibraryPath
-from unspool.models.paths.library_narrow import narrow
+from unspool.models.paths.library_narrow import NarrowCopies
 from unspool.models.weights import iterate_tensors
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason=f"no CPU library: {why_missing()}")
@@ -66,16 +66,30 @@ def test_a_changed_matrix_has_no_copy(pair_of: Callable[[str], Any]) -> None:
     assert list_kinds(model) == {0}
 
 
-def test_what_can_be_narrow() -> None:
-    exact = torch.randn(40, 9).bfloat16().float()
-    made = narrow(exact)
-    assert made is not None and made.dtype == torch.bfloat16 and torch.equal(made.float(), exact)
-    late = exact.clone()
-    late[-1, -1] += 1e-4
-    assert narrow(late) is None and narrow(torch.randn(3, 5)) is None
-    assert narrow(exact.t()) is None and narrow(exact.double()) is None
-    with torch.inference_mode():
-        assert narrow(exact.clone()) is None  # whoever writes to it is not noticed
+@pytest.mark.parametrize("kind", ["late", "random", "float64", "turned", "inference"])
+def test_what_has_no_copy(pair_of: Callable[[str], Any], kind: str) -> None:
+    model = make(pair_of("llama"))
+    layer = model.weights.layers[1].down
+    if kind == "late":  # only its last number is none of bfloat16
+        layer.weight[-1, -1] = 1.0001
+    elif kind == "random":
+        layer.weight.copy_(torch.randn(layer.weight.shape))
+    elif kind == "turned":
+        layer.weight = layer.weight.t().contiguous().t()
+    elif kind == "inference":  # whoever writes to it is not noticed
+        with torch.inference_mode():
+            layer.weight = layer.weight.clone()
+    else:
+        layer.weight = layer.weight.double()
+    copies = NarrowCopies(model.weights)
+    assert copies.find(layer.weight) is None
+    others = [model.weights.layers[0].down, model.weights.layers[1].up, model.weights.head]
+    for other in others:
+        copy = copies.find(other.weight)
+        assert copy is not None and copy.dtype == torch.bfloat16 and torch.equal(copy.float(), other.weight)
+    assert copies.is_current()
+    others[1].weight.add_(1)
+    assert not copies.is_current()
 
 
 @pytest.mark.parametrize("columns", [1, 33, 96, 1000])

@@ -114,7 +114,7 @@ def test_passes_equal_those_of_operators(pair_of: Callable[[str], Any], name: st
         cache = model.new_cache(kind, len(lengths), 60, config=config)
         fill(model, cache, lengths)
         for num_new, counts in ((1, None), (1, None), (3, [3, 1, 2][: len(lengths)]), (1, None), (5, None)):
-            for wanted in ("last", "all"):
+            for wanted in ("last",) if num_new == 1 else ("last", "all"):
                 tokens, want = make_tokens(len(lengths), num_new), Want(logits=wanted)  # type: ignore[arg-type]
                 made, expected = run_both(model, tokens, cache, counts=counts, want=want)
                 assert made.path == "library" and expected.path == "eager"

@@ -21,7 +21,7 @@ from unspool.cache.span import Span
 from unspool.cache.stores.memory import KeyFormat, split
 from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.errors import SettingError
-from unspool.kernels.packed import PackedKeys, PackedView
+from unspool.kernels.packed_keys import PackedKeys, PackedView
 from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
 
 NUM_PARTS: Final = 6  # tensors of a packed layer: codes, scales and zero points of keys, then of values

@@ -21,7 +21,7 @@ from unspool.cache.stores.packed_window import WindowBlocks
 from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.cache.stores.store import Store
 from unspool.errors import SettingError
-from unspool.kernels.packed import PackedView
+from unspool.kernels.packed_keys import PackedView
 from unspool.kernels.packing import Fit
 
 STEP_ROOM: Final = 16  # new positions that a step may bring without a detour

@@ -12,7 +12,7 @@ import torch
 
 from unspool.cache.span import Span
 from unspool.cache.stores.memory import Allocate
-from unspool.kernels.packed import PackedKeys, PackedView
+from unspool.kernels.packed_keys import PackedKeys, PackedView
 from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
 
 _TOGETHER = 256  # rows of all layers that are packed by one call

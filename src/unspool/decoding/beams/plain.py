@@ -103,9 +103,13 @@ class PlainBeams:
 
     def choose(self) -> tuple[list[int], torch.Tensor]:
         """Score every beam's next token, and keep the best continuations of each prompt."""
-        rows = self._rows
-        scores = self._scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
-        tokens, beams, best = find_candidates(scores, self.list_running(), self._settings, self.find_drawing())
+        rows, scorer = self._rows, self._scorer
+        # If nobody else looks at log-probabilities, those of the candidates are enough.
+        normalises = self._settings.do_sample or scorer.changes_logits or not scorer.can_choose
+        scores = scorer.next_logits(rows, normalise=normalises).scores  # (prompts * beams, vocab)
+        tokens, beams, best = find_candidates(
+            scores, self.list_running(), self._settings, self.find_drawing(), is_normalised=normalises
+        )
         fetched = [fetch(part) for part in (tokens, beams, best)]  # begun together: the device is waited for once
         found, continued, totals = (part.read().tolist() for part in fetched)
         listed: Listed = (found, continued, totals)

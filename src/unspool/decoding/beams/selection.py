@@ -9,6 +9,7 @@ import torch
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.randomness import draw_gumbel
 from unspool.kernels.presence import runs_kernels
+from unspool.kernels.ranks import rank_rows
 from unspool.kernels.sending import Fetched, fetch
 from unspool.logits.highest import take_highest
 
@@ -36,21 +37,32 @@ Listed = tuple[list[list[int]], list[list[int]], list[list[float]]]
 
 
 def find_candidates(
-    scores: torch.Tensor, running: torch.Tensor, settings: BeamSettings, drawing: Drawing | None
+    scores: torch.Tensor,
+    running: torch.Tensor,
+    settings: BeamSettings,
+    drawing: Drawing | None,
+    *,
+    is_normalised: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Each prompt's likeliest (or drawn) continuations: tokens, beams that they continue, log-probabilities.
 
-    From log-probabilities (rows, vocab) and those of the running beams (rows,); each result is (prompts, candidates).
+    From scores (rows, vocab), log-probabilities if they are normalised, and the log-probabilities of the running beams
+    (rows,); each result is (prompts, candidates).
     """
     num_beams, vocab = settings.num_beams, scores.shape[-1]
     num_prompts = len(scores) // num_beams
+    ranked = None
+    if not is_normalised:
+        if drawing is None:
+            ranked = rank_rows(scores, min(settings.num_candidates, vocab), normalises=True)
+        scores = scores if ranked is not None else torch.log_softmax(scores, dim=-1)
     if drawing is not None:
         total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
         noise = draw_gumbel(drawing.seeds, drawing.positions, total.shape[1])
         index = (total + noise).topk(settings.num_candidates, dim=1).indices
         return index % vocab, index // vocab, total.gather(1, index)
     # A beam's highest are among its own highest: only those are added up and compared.
-    each, tokens = take_highest(scores, min(settings.num_candidates, vocab))  # (rows, few)
+    each, tokens = ranked or take_highest(scores, min(settings.num_candidates, vocab))  # (rows, few)
     best, places = (each + running[:, None]).view(num_prompts, -1).topk(settings.num_candidates)
     return tokens.view(num_prompts, -1).gather(1, places), places // each.shape[1], best
 

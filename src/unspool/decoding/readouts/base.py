@@ -10,6 +10,7 @@ import torch
 
 from unspool.decoding.observer import Observer
 from unspool.decoding.rows import Rows
+from unspool.kernels.ranks import log_probabilities
 from unspool.logits.fused import FusedTail
 from unspool.protocols import Forward, Want
 
@@ -55,7 +56,7 @@ class Readout:
         """The logits of a pass for the call's rows; with `normalise` log-probabilities are given, as beams need."""
         logits = forward.logits.float()
         if normalise:
-            return Scores(logits, torch.log_softmax(logits, dim=-1))
+            return Scores(logits, log_probabilities(logits))
         return Scores(logits, logits, forward.likeliest, forward.epilogue)
 
     def result(self, emitted: Sequence[Sequence[int]]) -> dict[str, Any]:  # noqa: ARG002 - others need them

@@ -3,12 +3,17 @@
 So the device never waits for the host. The tokens of a step feed the next one where they are; the host reads them from
 pinned memory while that one runs. What it learns then comes one step late: a row that has ended rides along once more,
 and the step launched after the last one is forgotten.
+
+A greedy step of a small model is shorter than what the host does for it. So a few steps are launched together, as far
+as they take two milliseconds, and their tokens are fetched together.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
@@ -18,47 +23,73 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
+from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.turns import TokenTurns
 from unspool.kernels.sending import Fetched, fetch
 
+SECONDS_AT_ONCE: Final = 2e-3  # of steps that are launched together: those after a text's end are done for nothing
+MOST_STEPS: Final = 4
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Flight:
-    """A step's tokens on their way to the host."""
+    """A step's tokens on their way to the host, beside those of steps that were launched with it."""
 
     numbers: list[int]  # the rows of the call that the step was launched for
     width: int  # of the history, these tokens included
-    tokens: Fetched  # (rows,) int64
-
-    @classmethod
-    def launch(cls, tokens: torch.Tensor, rows: Rows) -> Flight:
-        """Send the tokens (rows,) of the step just launched."""
-        fetched = fetch(tokens)
-        rows.expect_last(fetched)
-        return cls(list(rows.numbers), max(rows.ends), fetched)
+    tokens: Fetched  # (rows,) int64, or (steps, rows)
+    place: int = 0  # of the step among them
 
     def land(self) -> list[int]:
         """The tokens, once they are there."""
-        tokens: list[int] = self.tokens.read().tolist()
+        landed = self.tokens.read()
+        tokens: list[int] = (landed if landed.dim() == 1 else landed[self.place]).tolist()
         return tokens
 
 
 @dataclass(slots=True)
+class Pace:
+    """How long a step takes, and how many are launched together therefore."""
+
+    seconds: float = SECONDS_AT_ONCE
+    landed_at: float | None = None  # when the tokens of the last steps came
+
+    def note(self, num_steps: int) -> None:
+        """Note that the tokens of so many more steps have come."""
+        now = time.perf_counter()
+        if self.landed_at is not None:
+            self.seconds = (now - self.landed_at) / num_steps
+        self.landed_at = now
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps to launch together."""
+        return max(1, min(MOST_STEPS, int(SECONDS_AT_ONCE / max(self.seconds, 1e-6))))
+
+
+@dataclass(slots=True)
 class AheadTurns(TokenTurns):
-    """`TokenTurns` whose next step is launched before this one's tokens are read."""
+    """`TokenTurns` whose next steps are launched before the last ones' tokens are read."""
 
     flights: deque[Flight] = field(default_factory=deque)
     is_first: bool = True
+    pace: Pace = field(default_factory=Pace)
+    num_together: int = 1  # steps that were launched together last, and have not landed
 
     def turn(self) -> Emitted:
-        """Launch the next step, then read the last one's tokens and see who is done."""
+        """Launch the next steps, then read what the last one chose and see who is done."""
         if not self.flights:
             self._launch()
         flight = self.flights.popleft()
-        if not self.is_first and not self.finish.ends_at(flight.width):
-            self._launch()
-        self.is_first = False  # the first token is emitted before the step that follows it is captured
-        new_tokens = flight.land()
+        if flight.place == 0:
+            num_landing = self.num_together
+            if not self.is_first and not self.finish.ends_at(max(self.rows.ends)):
+                self._launch()
+            self.is_first = False  # the first token is emitted before the step that follows it is captured
+            new_tokens = flight.land()
+            self.pace.note(num_landing)
+        else:
+            new_tokens = flight.land()
         if NO_TOKEN in new_tokens:
             self._raise_no_token(flight, new_tokens)
         emitted = Emitted({}, {})
@@ -74,9 +105,27 @@ class AheadTurns(TokenTurns):
         return emitted
 
     def _launch(self) -> None:
-        chosen = self.strategy.step(self.rows).tokens  # (rows, 1)
-        self.rows.append(chosen)
-        self.flights.append(Flight.launch(chosen[:, 0], self.rows))
+        rows, numbers, together = self.rows, list(self.rows.numbers), self._launch_together()
+        if together is not None:
+            first, fetched = max(rows.ends) + 1, fetch(together)
+            rows.append_steps(together)
+            self.flights += [Flight(numbers, first + place, fetched, place) for place in range(len(together))]
+            self.num_together = len(together)
+            return
+        chosen = self.strategy.step(rows).tokens  # (rows, 1)
+        rows.append(chosen)
+        fetched = fetch(chosen[:, 0])
+        rows.expect_last(fetched)
+        self.flights.append(Flight(numbers, max(rows.ends), fetched))
+        self.num_together = 1
+
+    def _launch_together(self) -> torch.Tensor | None:
+        """What several steps choose (steps, rows), if steps are so short that it pays; None if one is taken alone."""
+        strategy, num_steps = self.strategy, self.pace.num_steps
+        left = self.finish.count_left(max(self.rows.ends))
+        if left is None or min(num_steps, left) < 2 or not isinstance(strategy, Sample) or not strategy.can_launch:
+            return None
+        return strategy.launch(self.rows, min(num_steps, left))
 
     def close(self) -> None:
         """Undo the steps whose tokens nobody has read."""

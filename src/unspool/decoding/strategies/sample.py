@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from unspool.cache import ROLL_BACK, UNDO, Cache
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
@@ -35,6 +37,17 @@ class Sample:
         else:
             tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
         return Choice(tokens[:, None], result.logits)
+
+    @property
+    def can_launch(self) -> bool:
+        """Whether nothing lies between steps but the likeliest token of one being what the next reads."""
+        scorer = self._scorer
+        return not self._do_sample and not scorer.changes_logits and scorer.can_choose and scorer.reader.can_stretch
+
+    def launch(self, rows: Rows, num_steps: int) -> torch.Tensor | None:
+        """What the next steps choose (steps, rows), launched together; None if they must be taken one by one."""
+        reader = self._scorer.reader
+        return None if reader.is_fresh else reader.launch_steps(rows, num_steps)
 
     def start_choosing(self, rows: Rows, num_steps: int) -> Choose | None:
         """What chooses the tokens of up to `num_steps` steps from their logits; None: the likeliest ones."""

@@ -297,6 +297,10 @@ class Library:
         handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
+        self.ranks = hasattr(handle, "us_rank_rows")  # a library of the first days of this ABI has none
+        if self.ranks:
+            handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
+            handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
         self.threads = count_threads()
         self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
@@ -359,6 +363,33 @@ class Library:
         places = (given.data_ptr(), rows, vocab, draws.ctypes.data, tokens.ctypes.data)
         if rows and vocab and self._handle.us_draw_rows(*places, self.threads):
             raise ResourceError("there is no memory for a draw from the scores")
+
+    def normalise_rows(self, scores: torch.Tensor) -> torch.Tensor | None:
+        """The log-probabilities of scores (rows, vocab) float32; None if a row has no finite score, or one that is NaN
+        or infinite."""
+        given = scores.contiguous()
+        if given.dtype != torch.float32 or given.dim() != 2:
+            raise SettingError(f"scores {list(scores.shape)} of {scores.dtype} can't be normalised")
+        out = torch.empty_like(given)
+        is_sound = not given.numel() or not self._handle.us_normalise_rows(
+            point(given), *given.shape, point(out), self.threads
+        )
+        return out if is_sound else None
+
+    def rank_rows(self, scores: torch.Tensor, count: int, *, normalises: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `count` highest of scores (rows, vocab) float32, falling, of equals the earlier token first; or if it
+        normalises, their log-probabilities. Values and tokens are (rows, count); a row's first token is -1 where fewer
+        scores are finite, or one is NaN or infinite."""
+        given = scores.contiguous()
+        if given.dtype != torch.float32 or given.dim() != 2 or not 1 <= count <= given.shape[1]:
+            raise SettingError(f"{count} of scores {list(scores.shape)} of {scores.dtype} can't be ranked")
+        values = torch.empty(len(given), count)
+        tokens = torch.empty(len(given), count, dtype=torch.int32)
+        if given.numel():
+            found = (point(values), point(tokens), self.threads)
+            if self._handle.us_rank_rows(point(given), *given.shape, count, int(normalises), *found):
+                raise ResourceError("there is no memory for the ranks of the scores")
+        return values, tokens.long()
 
     def keep_allowed(self, scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Scores (rows, vocab), -inf where a token's bit in (rows, words) is not set."""

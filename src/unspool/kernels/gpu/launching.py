@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,19 +23,18 @@ from triton.runtime import build as launchers
 from triton.runtime import driver
 
 from unspool.kernels.gpu.compiling import compile_elsewhere
-from unspool.kernels.preparations import wait_for_preparations
+from unspool.kernels.gpu.late_driver import use_late_driver
+from unspool.kernels.preparations import begin_short_turns, end_short_turns, wait_for_preparations
 
 HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
-_MOST_COMPILERS: Final = 16  # kernels at once, most of them in processes of their own
+_MOST_COMPILERS: Final = 8  # kernels at once, in processes of their own: with more, the longest takes longer
 _MOST_HERE: Final = 6  # in threads: half of a kernel's compilation holds Python's lock
-_SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock while others compile
+_MOST_LAUNCHERS: Final = 4  # C compilers at once: what they make is needed last
 Launched = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # a kernel, its grid, arguments and options
 _state = threading.local()
 _under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: what each of their variants will be
 _compilers: set[threading.Thread] = set()
-_usual: list[float] = []  # how long a turn was before it was made short
-_turns_lock = threading.Lock()
 
 
 def load_launchers_one_by_one() -> None:
@@ -59,6 +57,7 @@ def load_launchers_one_by_one() -> None:
 
 
 load_launchers_one_by_one()
+use_late_driver()
 
 
 @cache
@@ -95,7 +94,7 @@ class _Compilers(ThreadPoolExecutor):
         count = min(_MOST_COMPILERS, max(_MOST_HERE, os.cpu_count() or 1))
         super().__init__(count, "unspool compiler")
         self._device = torch.cuda.current_device()
-        self._launchers = ThreadPoolExecutor(count, "unspool launcher")
+        self._launchers = ThreadPoolExecutor(_MOST_LAUNCHERS, "unspool launcher")
         self._here = threading.Semaphore(_MOST_HERE)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -186,23 +185,13 @@ def compile_beside(work: Callable[[], object]) -> None:
                     for kernel, grid, args, options in asked:
                         launch(kernel, grid, *args, **options)
         finally:
-            _leave()
+            _compilers.discard(threading.current_thread())
+            end_short_turns()
 
     thread = threading.Thread(target=run, name="unspool kernels", daemon=True)
-    with _turns_lock:
-        if not _compilers:  # a thread that does little between its waits, as one that reads weights, would wait long
-            _usual.append(sys.getswitchinterval())
-            sys.setswitchinterval(min(_SHORT_TURN, _usual[-1]))
-        _compilers.add(thread)
+    begin_short_turns()
+    _compilers.add(thread)
     thread.start()
-
-
-def _leave() -> None:
-    """The last thread that compiles beside others gives Python's lock its usual turns again."""
-    with _turns_lock:
-        _compilers.discard(threading.current_thread())
-        if not _compilers and _usual:
-            sys.setswitchinterval(_usual.pop())
 
 
 def wait_for_compilers() -> None:

@@ -1,9 +1,9 @@
-"""One position of a Mamba block, in two kernels between its large products.
+"""One position of a Mamba block between its large products.
 
-The first shifts the convolution's window and applies it; the second feeds the state and gates what is read from it. For
-a few rows the two small products belong to them: the first kernel multiplies a part of the channels, the second adds
-the parts up. The references are `kernels.scan.convolve` and `kernels.scan.step`. States are read in one place and
-written in another, so that a step may be run again.
+A window's convolution, of several rows in a kernel of its own and of one row after the projection (`state_projection`);
+and the state, which is fed and read in one kernel, for a few rows with the product that gives the time steps. The
+references are `kernels.scan.convolve` and `kernels.scan.step`. States are read in one place and written in another, so
+that a step may be run again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
-CHANNELS: Final = 128  # per program of the first kernel
-FEW_CHANNELS: Final = 32  # per program of the second kernel, which holds their states
-MORE_CHANNELS: Final = 64  # the same if it adds up parts of a product, which every program reads
-_OUTPUTS: Final = 64  # of the small product, at a time
-_PARTS: Final = 8  # at a time
+CHANNELS: Final = 128  # per program of a convolution
+FEW_CHANNELS: Final = 32  # per program that holds their states
+TIMED_CHANNELS: Final = 16  # the same if it multiplies for their time steps too
 
 
 @triton.jit
@@ -78,39 +76,6 @@ def _convolve(
 
 
 @triton.jit
-def _multiply_part(w, u):
-    """Rows of a matrix (rows, channels) times the channels."""
-    return tl.sum(w.to(tl.float32) * u[None, :], 1)
-
-
-@triton.jit
-def _convolve_and_select(
-    PROJECTED, HELD, KEPT, KERNEL, BIAS, U, SELECT, SELECTED, N, stride,
-    M: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    some = tl.arange(0, OUTPUTS)
-    is_there = at < N
-    weights = ()
-    for first in tl.static_range(0, M, OUTPUTS):
-        is_whole = (first + some < M)[:, None] & is_there[None, :]
-        w = tl.load(SELECT + (first + some).to(tl.int64)[:, None] * N + at[None, :], mask=is_whole, other=0.0)
-        weights = weights + (w,)
-    total, weight = begin_window(HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS, HAS_BIAS)
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    u = end_window(PROJECTED, KEPT, total, weight, row, at, is_there, N, stride, TAPS)
-    tl.store(U + row * N + at, u, mask=is_there)
-    u = tl.where(is_there, u, 0.0).to(SELECT.dtype.element_ty).to(tl.float32)
-    into = SELECTED + (row * tl.num_programs(0) + part) * M
-    for number in tl.static_range((M + OUTPUTS - 1) // OUTPUTS):
-        at_output = number * OUTPUTS + some
-        tl.store(into + at_output, _multiply_part(weights[number], u), mask=at_output < M)
-
-
-@triton.jit
 def feed_state(
     state, decay, dt, u, b, c, skip, gate, NEXT, places, is_whole,
 ):  # fmt: skip
@@ -160,24 +125,10 @@ def _feed(
 
 
 @triton.jit
-def _add_parts(
-    PARTS, at, is_there, NUM_PARTS: tl.constexpr, M: tl.constexpr, COUNT: tl.constexpr, SOME: tl.constexpr
-):  # fmt: skip
-    """The sums of parts (NUM_PARTS, M) at columns `at`, of which there are COUNT: all loads are in flight at once."""
-    some = tl.arange(0, SOME)
-    total = tl.zeros((SOME, COUNT), tl.float32)
-    for first in tl.static_range(0, NUM_PARTS, SOME):
-        part = first + some
-        is_part = (part < NUM_PARTS)[:, None] & is_there[None, :]
-        total += tl.load(PARTS + part[:, None] * M + at[None, :], mask=is_part, other=0.0)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _feed_selected(
-    PROJECTED, SELECTED, TIME, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, eps,
-    NUM_PARTS: tl.constexpr, S: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
-    BLOCK: tl.constexpr, SOME: tl.constexpr, NORMS: tl.constexpr, PDL: tl.constexpr,
+def _feed_timed(
+    GATES, CHOSEN, TIME, U, STATE, NEXT, DECAY, TIME_BIAS, SKIP, OUT, N, stride, eps,
+    S: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    BLOCK: tl.constexpr, NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -195,14 +146,14 @@ def _feed_selected(
     state = tl.load(STATE + row * S * N + places, mask=is_whole, other=0.0)
     let_next_start(PDL)
     wait_for_input(PDL)
-    M: tl.constexpr = RANK + 2 * S
-    parts = SELECTED + row * NUM_PARTS * M
+    chosen = CHOSEN + row * (RANK + 2 * S)
     kind = TIME.dtype.element_ty
     u = tl.load(U + row * N + at, mask=is_there, other=0.0)
-    gate = tl.load(PROJECTED + row * 2 * N + N + at, mask=is_there, other=0.0).to(tl.float32)
-    time = _add_parts(parts, rk, is_rank, NUM_PARTS, M, RANKS, SOME).to(kind).to(tl.float32)
-    b = _add_parts(parts + RANK, one, one < S, NUM_PARTS, M, STATES, SOME).to(kind).to(tl.float32)
-    c = _add_parts(parts + RANK + S, one, one < S, NUM_PARTS, M, STATES, SOME).to(kind).to(tl.float32)
+    gate = tl.load(GATES + row * stride + at, mask=is_there, other=0.0).to(tl.float32)
+    b = tl.load(chosen + RANK + one, mask=one < S, other=0.0).to(tl.float32)
+    c = tl.load(chosen + RANK + S + one, mask=one < S, other=0.0).to(tl.float32)
+    # The last of the loads: threads exchange it at once, and what comes after that waits for it.
+    time = tl.load(chosen + rk, mask=is_rank, other=0.0).to(tl.float32)
     if NORMS:
         time = (time * _find_scale(time, RANK, eps)).to(kind).to(tl.float32)
         b *= _find_scale(b, S, eps)
@@ -270,46 +221,6 @@ def convolve_step(
     )
 
 
-def count_parts(inner: int) -> int:
-    """The parts of the small product's sums that `convolve_and_select` writes."""
-    return int(triton.cdiv(inner, CHANNELS))
-
-
-def convolve_and_select(
-    projected: torch.Tensor,  # (rows, 2 * inner): the convolution's inputs, and the gate
-    held: torch.Tensor,  # (rows, taps, inner): the last inputs
-    kept: torch.Tensor,  # likewise, with the new ones: written
-    kernel: torch.Tensor,  # (taps, inner) float32
-    bias: torch.Tensor | None,  # (inner,) float32
-    u: torch.Tensor,  # (rows, inner) float32: written
-    select: torch.Tensor,  # (time rank + 2 * states, inner)
-    selected: torch.Tensor,  # (rows, parts, time rank + 2 * states) float32: written, parts of the sums
-) -> None:
-    """`convolve_step`, and select @ u by parts of the channels."""
-    rows, taps, inner = held.shape
-    launch(
-        _convolve_and_select,
-        (count_parts(inner), rows),
-        projected,
-        held,
-        kept,
-        kernel,
-        kernel if bias is None else bias,
-        u,
-        select,
-        selected,
-        inner,
-        projected.stride(0),
-        M=select.shape[0],
-        TAPS=taps,
-        HAS_BIAS=bias is not None,
-        BLOCK=CHANNELS,
-        OUTPUTS=_OUTPUTS,
-        num_warps=8,
-        **launch_options(),
-    )
-
-
 def feed_step(
     projected: torch.Tensor,  # (rows, 2 * inner)
     chosen: torch.Tensor,  # (rows, time rank + 2 * states): the time's part, B, C
@@ -352,9 +263,9 @@ def feed_step(
     )
 
 
-def feed_selected(
-    projected: torch.Tensor,  # (rows, 2 * inner)
-    selected: torch.Tensor,  # (rows, parts, time rank + 2 * states) float32: see `convolve_and_select`
+def feed_timed(
+    gates: torch.Tensor,  # (rows, inner), a part of longer rows or not
+    chosen: torch.Tensor,  # (rows, time rank + 2 * states): the time's part, B, C
     time: torch.Tensor,  # (inner, time rank)
     u: torch.Tensor,  # (rows, inner) float32
     state: torch.Tensor,  # (rows, states, inner) float32
@@ -365,13 +276,13 @@ def feed_selected(
     out: torch.Tensor,  # (rows, inner): written
     eps: float | None = None,
 ) -> None:
-    """`feed_step` with the time steps' product."""
+    """`feed_step` with the time steps' product: for a few rows, because the matrix is read anew for every row."""
     rows, states, inner = state.shape
     launch(
-        _feed_selected,
-        (triton.cdiv(inner, MORE_CHANNELS), rows),
-        projected,
-        selected,
+        _feed_timed,
+        (triton.cdiv(inner, TIMED_CHANNELS), rows),
+        gates,
+        chosen,
         time,
         u,
         state,
@@ -381,16 +292,15 @@ def feed_selected(
         skip,
         out,
         inner,
+        gates.stride(0),
         eps or 0.0,
-        NUM_PARTS=selected.shape[1],
         S=states,
         STATES=triton.next_power_of_2(states),
         RANK=time.shape[1],
         RANKS=triton.next_power_of_2(time.shape[1]),
-        BLOCK=MORE_CHANNELS,
-        SOME=_PARTS,
+        BLOCK=TIMED_CHANNELS,
         NORMS=eps is not None,
-        num_warps=8,
+        num_warps=4,
         **launch_options(),
     )
 

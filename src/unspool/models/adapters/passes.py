@@ -16,7 +16,7 @@ import torch
 
 from unspool.cache import BranchedKeys, Cache, Span
 from unspool.cache.stores.memory import join
-from unspool.kernels.packed import PackedKeys
+from unspool.kernels.packed_keys import PackedKeys
 from unspool.models.adapters.description import Description
 from unspool.protocols import LayerKind
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from unspool.errors import LoadError
+from unspool.errors import LoadError, UnsupportedError
 from unspool.kernels.activations import Activation
 from unspool.kernels.cpu import BLOCK, quantise_rows
 from unspool.kernels.cpu.tiles import TILE
@@ -92,6 +92,10 @@ def assemble_experts(
     mixture, hidden = spec.mixture, spec.hidden_size
     assert mixture is not None
     count, inner, has_bias = mixture.num_experts, mixture.ffn_size, spec.has_ffn_bias
+    if assembler.packing == "fp8":
+        raise UnsupportedError(
+            "there are no products of experts' matrices of 8-bit floats; use quantize='int8' or None"
+        )
     if names.turned_up:
         up = _assemble_turned(assembler, start + names.turned_up, count, 2 * inner, hidden, is_gate=True)
         return up, _assemble_turned(assembler, start + names.turned_down, count, hidden, inner, is_gate=False)

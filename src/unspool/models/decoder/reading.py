@@ -20,7 +20,8 @@ from unspool.errors import UnsupportedError
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_branches
 from unspool.kernels.forked import attend_forked
-from unspool.kernels.packed import PackedKeys, attend_packed
+from unspool.kernels.packed import attend_packed
+from unspool.kernels.packed_keys import PackedKeys
 from unspool.kernels.ragged import attend_ragged
 from unspool.models.decoder.views import AttentionView
 

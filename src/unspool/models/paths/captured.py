@@ -27,7 +27,7 @@ from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.paths.captured_step import UNIT, CapturedStep, Sources
+from unspool.models.paths.captured_step import LOGGED, UNIT, CapturedStep, Sources
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import WordLinear, find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
@@ -40,6 +40,7 @@ BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_NEW: Final = 16  # tokens per row
 _MOST_KEPT: Final = 32  # steps kept for reuse
 _MOST_CHOSEN: Final = 16  # experts of a token
+_BRIEF: Final = Want(is_brief=True)
 
 
 def explain_no_capture(
@@ -161,14 +162,41 @@ class CapturedSteps:
         """Read tokens (rows, new), and advance the cache; or why this can't be a captured step."""
         if (refusal := self._explain_refusal(new)) is not None:
             return refusal
-        tokens, cache, counts, want = new.tokens, new.cache, new.counts, new.want
+        forward, tokens, want = self._run(new, new.want), new.tokens, new.want
+        assert tokens is not None
+        if want.logits == "all":
+            rows = tokens.shape[0] // new.cache.num_forks
+            forward.logits = forward.logits.view(rows, -1, forward.logits.shape[-1])
+        if forward.last_states is not None:
+            forward.last_states = forward.last_states.view(*tokens.shape, -1)
+        return forward
+
+    def launch_steps(self, new: Pass, num_steps: int) -> torch.Tensor | None:
+        """Launch greedy steps, each of which reads the tokens of the one before, and advance the cache.
+
+        Returns what they choose, (steps, rows); they may be fewer than asked for. None if steps must be taken one by
+        one.
+        """
+        cache, lengths = new.cache, new.cache.lengths
+        if not lengths or min(lengths) != max(lengths) or cache.num_forks > 1 or self._explain_refusal(new) is not None:
+            return None
+        places, num_steps = cache.places(), min(num_steps, LOGGED - lengths[0] % LOGGED)
+        if places is None or not places.is_plain or places.landing is not None:
+            return None
+        self._check_longest(lengths[0] + num_steps)
+        return self._run(new, _BRIEF, num_steps).likeliest
+
+    def _run(self, new: Pass, want: Want, num_steps: int = 0) -> Forward:
+        """The result of a pass that can be captured; with `num_steps` that of the first step, and all their tokens."""
+        tokens, cache, counts = new.tokens, new.cache, new.counts
         assert tokens is not None
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
         rows = tokens.shape[0] // num_forks
         starts = (list(cache.lengths) or [0] * rows)[::num_forks]
         with cache.steady():
             if num_new == 1:
-                cache.advance(rows)
+                for _ in range(max(num_steps, 1)):
+                    cache.advance(rows)
             else:
                 cache.begin(tokens.shape[0], tokens.shape[1], counts, self._device)
                 cache.end()
@@ -183,18 +211,16 @@ class CapturedSteps:
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
-                owner = threading.get_ident() if want.is_brief else 0
+                owner = threading.get_ident() if want.is_brief and not num_steps else 0
                 key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
                 step = self._borrow(key)
                 forward = step.run(tokens, starts, places, want, sources)
+                if num_steps:
+                    forward.likeliest = step.run_on(num_steps - 1)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()
             self._waiting.setdefault(key, []).append(step)
-        if want.logits == "all":
-            forward.logits = forward.logits.view(rows, num_new, -1)
-        if forward.last_states is not None:
-            forward.last_states = forward.last_states.view(*tokens.shape, -1)
         return forward
 
     def _is_current_device(self) -> bool:

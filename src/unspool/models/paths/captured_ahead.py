@@ -13,9 +13,16 @@ from contextlib import suppress
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 
+from unspool.kernels.attention import attend
 from unspool.kernels.compiler_process import COMPILERS, has_cached_kernels
-from unspool.kernels.preparations import announce_preparation, end_preparation
+from unspool.kernels.preparations import (
+    announce_preparation,
+    begin_short_turns,
+    end_preparation,
+    end_short_turns,
+)
 from unspool.kernels.presence import has_triton, runs_kernels
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
@@ -24,6 +31,7 @@ from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.captured_step import CapturedStep
 
 META: Final = torch.device("meta")
+_WARM_TOKENS: Final = 64
 _lock = threading.Lock()
 _importing: list[threading.Thread] = []  # what runs once, when Triton is asked for
 _prepared: set[Hashable] = set()
@@ -37,26 +45,33 @@ def start_triton(device: torch.device) -> None:
         if not _importing:
             if not has_cached_kernels():  # otherwise it is started if a kernel is missing
                 COMPILERS.start()
-            for work in (_import_kernels, _start_driver, _hash_triton):
+            for work in (_import_kernels, _hash_triton, _start_driver):
                 _importing.append(threading.Thread(target=work, name="unspool kernels", daemon=True))
                 _importing[-1].start()
+            _importing.pop()  # nothing waits for the last one but the kernels that were compiled meanwhile
 
 
 def _import_kernels() -> None:
     with suppress(Exception):  # the import that needs them raises again
         importlib.import_module("unspool.models.paths.captured_blocks")
+        importlib.import_module("triton.experimental.gluon.nvidia.hopper")  # imported when a first kernel is launched
 
 
 def _start_driver() -> None:
-    """On a machine without a cache of kernels, a quarter of a second of a C compiler."""
+    """On a machine without a cache of kernels, a third of a second of a C compiler."""
     with suppress(Exception):
+        importlib.import_module("unspool.kernels.gpu.late_driver").use_late_driver()
         _ = importlib.import_module("triton.runtime").driver.active.utils
 
 
 def _hash_triton() -> None:
     """Triton names what it compiles by a hash of all of its files, which takes as long again; it keeps the hash."""
-    with suppress(Exception):
-        importlib.import_module("triton.runtime.cache").triton_key()
+    begin_short_turns()  # it reads hundreds of megabytes, one by one
+    try:
+        with suppress(Exception):
+            importlib.import_module("triton.runtime.cache").triton_key()
+    finally:
+        end_short_turns()
 
 
 def prepare_decoder(
@@ -76,7 +91,7 @@ def prepare_decoder(
     if key in _prepared or not runs_kernels(device):
         return
     _prepared.add(key)
-    work = (spec, device, dtype, assemble, announce_preparation())
+    work = (spec, device, dtype, assemble, is_shared, announce_preparation())
     threading.Thread(target=_prepare, args=work, name="unspool kernels", daemon=True).start()
 
 
@@ -85,6 +100,7 @@ def _prepare(
     device: torch.device,
     dtype: torch.dtype,
     assemble: Callable[[], DecoderWeights],
+    is_shared: bool,
     announced: threading.Event,
 ) -> None:
     try:
@@ -97,11 +113,24 @@ def _prepare(
 
             if can_capture:
                 compile_beside(lambda: _launch_step(spec, weights, dtype))
+            if not is_shared:  # an object's own forward has loaded them, or will
+                threading.Thread(target=_start_libraries, args=(spec, device, dtype), daemon=True).start()
             with torch.inference_mode(), compile_ahead():
                 _launch_prompt(spec, weights, dtype)
                 end_preparation(announced)
     finally:
         end_preparation(announced)
+
+
+def _start_libraries(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
+    """Let torch load what a prompt's first operators need: a fifth of a second, while weights are read."""
+    with suppress(Exception), torch.cuda.device(device), torch.inference_mode():
+        heads, kv_heads, width = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        x = torch.zeros(_WARM_TOKENS, heads * width, dtype=dtype, device=device)
+        queries = F.linear(F.rms_norm(x, x.shape[-1:], x[0]), x.new_zeros(heads * width, heads * width))
+        keys = x.new_zeros(1, kv_heads, _WARM_TOKENS, width)
+        attend(queries.view(1, -1, heads, width).transpose(1, 2), keys, keys, scale=1.0, is_causal=True)
+        F.embedding(x.new_zeros(1, 1, dtype=torch.int64), x).float().argmax(-1)
 
 
 def _launch_prompt(spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtype, num_new: int = 16) -> None:

@@ -17,7 +17,6 @@ from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.captured_step import Sources
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
-from unspool.protocols import Forward
 
 if TYPE_CHECKING:
     from unspool.models.paths.captured_body import Body
@@ -43,8 +42,7 @@ class CapturedPairSteps(CapturedSteps):
         self._table: torch.Tensor | None = None  # of positions, as it is in the graphs
         self._follow(iterate_tensors(self._crosses))
 
-    def run(self, new: Pass) -> Forward | str:
-        """Read tokens (rows, new), and advance the cache; or why this can't be a captured step."""
+    def _explain_refusal(self, new: Pass) -> str | None:
         pair, tokens = check_pair(new.cache), new.tokens
         cross = pair.cross_attention_cache.places()
         if cross is None or not cross.is_plain or len(cross.buffers) != self._spec.num_layers:
@@ -56,7 +54,7 @@ class CapturedPairSteps(CapturedSteps):
             return f"more than {MOST_QUERIES} tokens of one source are read"
         if self._distances is not None and (max(tokens.shape[1], pair.num_forks) > 1 or not self._has_plain_keys(pair)):
             return "biases by distance are captured for one token a row over keys that are not packed"
-        return super().run(new)
+        return super()._explain_refusal(new)
 
     def _has_plain_keys(self, cache: Cache) -> bool:
         places = cache.places()

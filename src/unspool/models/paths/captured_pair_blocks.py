@@ -202,13 +202,21 @@ class PartedPairBody(FusedPairBody):
     def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
         super().__init__(parts, device, dtype, form)
         shape = _shape_heads(parts)
-        self._attend_own = PartedAttention(shape, device, dtype, writes=True)
+        distances = parts.biases[0].shape[1] if parts.biases else 0
+        self._attend_own = PartedAttention(shape, device, dtype, writes=True, distances=distances)
         tiling = parted_attention.OTHERS if parts.spec.features is None else parted_attention.OTHERS_OF_SOUND
         self._attend_source = PartedAttention(shape, device, dtype, writes=False, tiling=tiling)
 
     def _add_own(self, index: int, layer: Layer, inputs: StepInputs) -> None:
+        biases = self._parts.biases
         found = self._attend_own(
-            self._qkv, inputs.base, inputs.table, inputs.lengths, index, self._spec.scale_of(index)
+            self._qkv,
+            inputs.base,
+            inputs.table,
+            inputs.lengths,
+            index,
+            self._spec.scale_of(index),
+            biases=biases[min(index, len(biases) - 1)] if biases else None,
         )
         self._add_parts(layer.out, layer.attn_norm, found)
 
@@ -251,8 +259,8 @@ def _can_fuse(parts: PairParts, shape: PassShape) -> bool:
 
 
 def _can_part(parts: PairParts, shape: PassShape) -> bool:
-    """Whether both attentions of a fused step can leave their outputs in parts: not yet with biases by distance."""
-    if parts.biases or shape.num_tokens > 1 or shape.packing is not None or shape.away or shape.num_layers is not None:
+    """Whether both attentions of a fused step can leave their outputs in parts."""
+    if shape.num_tokens > 1 or shape.packing is not None or shape.away or shape.num_layers is not None:
         return False
     outs = [*(layer.out.operand for layer in parts.own.layers), *(cross.out.operand for cross in parts.crosses)]
     return takes_parts(_shape_heads(parts), shape.layout) and all(isinstance(out, torch.Tensor) for out in outs)

@@ -149,69 +149,55 @@ class StateWork(ABC):
 
 
 class MambaWork(StateWork):
-    """A Mamba's step: four kernels a layer for a few rows, else seven."""
+    """A Mamba's step: four kernels a layer for one row, five for a few, else seven."""
 
     def __init__(self, spec: MambaSpec, weights: MambaWeights, buffers: _Buffers, dtype: torch.dtype) -> None:
-        from unspool.kernels.gpu.state_step import count_parts
+        from unspool.kernels.gpu.state_projection import find_projection
 
         super().__init__(spec, weights, buffers, dtype)
-        num_chosen = spec.time_rank + 2 * spec.state_size
-        self._projected = self._make(2 * spec.inner_size)
-        self._u, self._read = self._make(spec.inner_size, torch.float32), self._make(spec.inner_size)
-        self._is_few = self._rows <= _FEW_ROWS
-        if self._is_few:
-            num_parts = count_parts(spec.inner_size)
-            self._selected = self._make(num_parts * num_chosen, torch.float32).view(-1, num_parts, num_chosen)
-        else:
-            self._rounded, self._chosen = self._make(spec.inner_size), self._make(num_chosen)
-            self._time, self._times = self._make(spec.time_rank), self._make(spec.inner_size)
+        inner = spec.inner_size
+        self._projected = self._make(2 * inner)
+        self._gates = self._projected[:, inner:]
+        self._u, self._read = self._make(inner, torch.float32), self._make(inner)
+        self._rounded, self._chosen = self._make(inner), self._make(spec.time_rank + 2 * spec.state_size)
+        self._time, self._times = self._make(spec.time_rank), self._make(inner)
+        self._tiling = None
+        if self._rows == 1:
+            self._tiling = find_projection(weights.layers[0].project_in.weight)
 
     def _mix(self, layer: MambaLayer, states: _Buffers) -> None:
         from unspool.kernels.gpu.products.product import multiply
+        from unspool.kernels.gpu.state_projection import project_and_convolve
+        from unspool.kernels.gpu.state_step import convolve_step
 
-        self._multiply_normed(layer.project_in, layer.norm, self._projected)
-        (self._feed_few if self._is_few else self._feed_many)(layer, *states)
+        conv, next_conv, ssm, next_ssm = states
+        space, first, norm = layer.space, layer.project_in, layer.norm
+        if self._tiling is not None:
+            assert norm.weight is not None
+            project_and_convolve(
+                first.weight, self._x, norm.weight, norm.eps, first.bias, conv, next_conv,
+                space.conv, space.conv_bias, self._u, self._rounded, self._gates, self._tiling,
+            )  # fmt: skip
+        else:
+            self._multiply_normed(first, norm, self._projected)
+            convolve_step(self._projected, conv, next_conv, space.conv, space.conv_bias, self._u, self._rounded)
+        multiply(layer.select.operand, self._rounded, self._chosen)
+        self._feed(layer, ssm, next_ssm)
         multiply(layer.out.operand, self._read, self._x, bias=layer.out.bias, adds=True)
 
-    def _feed_few(
-        self,
-        layer: MambaLayer,
-        conv: torch.Tensor,
-        next_conv: torch.Tensor,
-        ssm: torch.Tensor,
-        next_ssm: torch.Tensor,
-    ) -> None:
-        from unspool.kernels.gpu.state_step import convolve_and_select, feed_selected
-
-        space, projected, u, selected = layer.space, self._projected, self._u, self._selected
-        convolve_and_select(
-            projected, conv, next_conv, space.conv, space.conv_bias, u, layer.select.operand, selected
-        )  # fmt: skip
-        feed_selected(
-            projected, selected, layer.time.operand, u, ssm, next_ssm,
-            space.decay, space.time_bias, space.skip, self._read, self._spec.select_eps,
-        )  # fmt: skip
-
-    def _feed_many(
-        self,
-        layer: MambaLayer,
-        conv: torch.Tensor,
-        next_conv: torch.Tensor,
-        ssm: torch.Tensor,
-        next_ssm: torch.Tensor,
-    ) -> None:
+    def _feed(self, layer: MambaLayer, ssm: torch.Tensor, next_ssm: torch.Tensor) -> None:
+        """Feed the states, and read from them."""
         from unspool.kernels.gpu.products.product import multiply
-        from unspool.kernels.gpu.state_step import convolve_step, feed_step
+        from unspool.kernels.gpu.state_step import feed_step, feed_timed
 
-        space, projected, u = layer.space, self._projected, self._u
-        convolve_step(projected, conv, next_conv, space.conv, space.conv_bias, u, self._rounded)
-        multiply(layer.select.operand, self._rounded, self._chosen)
-        self._time.copy_(self._chosen[:, : self._spec.time_rank])
+        space, spec = layer.space, self._spec
+        read = (space.decay, space.time_bias, space.skip, self._read, spec.select_eps)
+        if self._rows <= _FEW_ROWS:
+            feed_timed(self._gates, self._chosen, layer.time.operand, self._u, ssm, next_ssm, *read)
+            return
+        self._time.copy_(self._chosen[:, : spec.time_rank])
         multiply(layer.time.operand, self._time, self._times)
-        feed_step(
-            projected, self._chosen, self._times, u, ssm, next_ssm,
-            space.decay, space.time_bias, space.skip, self._read, self._spec.select_eps,
-        )  # fmt: skip
+        feed_step(self._projected, self._chosen, self._times, self._u, ssm, next_ssm, *read)
 
 
 class CapturedStep:

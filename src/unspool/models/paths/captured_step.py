@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unspool.models.paths.captured_body import Body
 
 UNIT: Final = 8  # numbers: addresses are multiples of this
+LOGGED: Final = 16  # steps whose tokens a log holds
 _NOT_THERE: Final = -1
 
 
@@ -72,6 +73,7 @@ class CapturedStep:
             feeds = shape.num_new == 1 and shape.epilogue is None
             self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
             self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
+            self._log = torch.zeros(LOGGED, rows, dtype=torch.int64, device=device) if feeds else None
             self._body = body
             self._epilogue: CapturedEpilogue | None = None
             if shape.epilogue is not None:
@@ -137,6 +139,16 @@ class CapturedStep:
         if shape.wants_states:
             forward.last_states = self._body.states[:count].clone()
         return forward
+
+    def run_on(self, num_steps: int) -> torch.Tensor:
+        """Run so many more steps after one that was `brief`, each on the tokens of the one before: what all of them
+        chose (steps, rows), that one's included."""
+        assert self._graph is not None and self._log is not None
+        for _ in range(num_steps):
+            self._graph.replay()
+        last = self._lengths[0] - 1
+        self._lengths = [length + num_steps for length in self._lengths]
+        return self._log[last % LOGGED :][: num_steps + 1, : len(self._lengths)].clone()
 
     def _has(self, sources: Sources) -> bool:
         """Whether the device has the addresses of these sources."""
@@ -215,7 +227,7 @@ class CapturedStep:
         self._body.run(self._inputs, self._logits)
         own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
         if self._shape.num_new == 1 and self._epilogue is None:
-            take_highest(own, self._tops, self._likeliest, lengths, self._cap)
+            take_highest(own, self._tops, self._likeliest, lengths, self._cap, self._log)
             return
         if self._cap is not None:  # early logits have none
             own.div_(self._cap).tanh_().mul_(self._cap)

@@ -6,18 +6,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import torch
+
 from unspool.cache import Cache, Span
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import CHUNK
 from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
+from unspool.models.paths.captured import CapturedSteps
 from unspool.models.paths.library_calls import LibraryCalls
 from unspool.models.paths.library_keys import LibraryKeys, find_keys
 from unspool.models.paths.library_model import DescribedModel
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass, WithPaths
 from unspool.models.weights import PackedLinear
-from unspool.protocols import Choose, Forward, Stretch
+from unspool.protocols import LAST, Choose, Forward, Stretch
+from unspool.shortage import explain_shortage
 
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK}
@@ -122,3 +126,12 @@ class WithLibrary(WithPaths):
         if not isinstance(library, LibraryPath):
             return None
         return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose)
+
+    @explain_shortage("a model read tokens")
+    @torch.no_grad()
+    def launch_steps(self, tokens: torch.Tensor, cache: Cache, num_steps: int) -> torch.Tensor | None:
+        """Several greedy steps of a captured graph, launched without waiting for any of them."""
+        captured = self.find_path("captured")
+        if not isinstance(captured, CapturedSteps):
+            return None
+        return captured.launch_steps(Pass(tokens, cache, None, LAST, None, self._begin), num_steps)

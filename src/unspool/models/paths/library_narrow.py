@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from unspool.kernels.cpu.pages import Arena, count_arena_bytes
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.weights import Linear
 
@@ -26,12 +27,16 @@ class NarrowCopies:
     def __init__(self, weights: DecoderWeights) -> None:
         self._copies: dict[int, torch.Tensor] = {}  # by the address of the matrix
         self._watched: list[torch.Tensor] = []
-        for linear in _list_products(weights):
-            if isinstance(linear, Linear) and linear.weight.data_ptr() not in self._copies:
-                copy = narrow(linear.weight)
-                if copy is not None:
-                    self._copies[linear.weight.data_ptr()] = copy
-                    self._watched.append(linear.weight)
+        found = [linear.weight for linear in _list_products(weights) if isinstance(linear, Linear)]
+        arena = Arena(count_arena_bytes([weight.nbytes // 2 for weight in found if _may_be_exact(weight)]))
+        for weight in found:
+            if weight.data_ptr() not in self._copies and _may_be_exact(weight):
+                copy = arena.take(weight.shape, torch.bfloat16)
+                if narrow(weight, copy):
+                    self._copies[weight.data_ptr()] = copy
+                    self._watched.append(weight)
+                else:
+                    arena.give_back(copy)
         self._versions = self._find_versions()
 
     def find(self, weight: torch.Tensor) -> torch.Tensor | None:
@@ -52,18 +57,20 @@ def _list_products(weights: DecoderWeights) -> Iterable[object]:
     yield weights.head
 
 
-def narrow(weight: torch.Tensor) -> torch.Tensor | None:
-    """A contiguous float32 matrix in bfloat16; None if a number would be rounded, or changes would not be noticed."""
+def _may_be_exact(weight: torch.Tensor) -> bool:
+    """Whether the first numbers of a contiguous float32 matrix are bfloat16, and changes of it would be noticed."""
     if weight.dtype != torch.float32 or not weight.is_contiguous() or weight.is_inference():
-        return None
-    numbers = weight.detach().view(-1)
-    first = numbers[:_FIRST]
-    if not torch.equal(first.bfloat16().float(), first):
-        return None
-    copy = torch.empty(weight.shape, dtype=torch.bfloat16)
+        return False
+    first = weight.detach().view(-1)[:_FIRST]
+    return torch.equal(first.bfloat16().float(), first)
+
+
+def narrow(weight: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Copy a matrix into one of bfloat16; whether no number was rounded."""
+    numbers, halves = weight.detach().view(-1), copy.view(-1)
     for begin in range(0, len(numbers), _CHUNK):
-        part, made = numbers[begin : begin + _CHUNK], copy.view(-1)[begin : begin + _CHUNK]
+        part, made = numbers[begin : begin + _CHUNK], halves[begin : begin + _CHUNK]
         made.copy_(part)
         if not torch.equal(made.float(), part):
-            return None
-    return copy
+            return False
+    return True

@@ -323,8 +323,69 @@ static void check_row_draws(const char *set) {
     }
 }
 
+static void check_ranks(const char *set) {
+    const int32_t rows = 1 + below(4), vocab = 1 + below(3) * below(3000), threads = 1 + below(3), normalises = below(2);
+    const int32_t count = 1 + below(vocab < 12 ? vocab : below(2) ? 12 : vocab);
+    float *scores = keep(floats((size_t)rows * vocab, 4.0f)), *values = keep(get(sizeof(float) * (size_t)rows * count));
+    int32_t *tokens = keep(get(sizeof(int32_t) * (size_t)rows * count));
+    for (int32_t i = below(4) * vocab / 3; i > 0; i--) scores[below(rows * vocab)] = below(2) ? -INFINITY : 1;
+    if (!below(6)) scores[below(rows * vocab)] = below(2) ? NAN : INFINITY;
+    expect(!us_rank_rows(scores, rows, vocab, count, normalises, values, tokens, threads), "the memory of ranks", set);
+    for (int32_t row = 0; row < rows; row++) {
+        const float *given = scores + (size_t)row * vocab, *value = values + (size_t)row * count;
+        const int32_t *token = tokens + (size_t)row * count;
+        int32_t is_sound = 1, num_finite = 0;
+        double total = 0;
+        for (int32_t v = 0; v < vocab; v++) is_sound &= given[v] < INFINITY, num_finite += given[v] > -INFINITY, total += exp((double)given[v]);
+        if (!is_sound || num_finite < count) {
+            expect(token[0] == -1, "a row without ranks", set);
+            continue;
+        }
+        for (int32_t i = 0; i < count; i++) {
+            const double expected = (double)given[token[i]] - (normalises ? log(total) : 0);
+            expect(fabs((double)value[i] - expected) < 1e-5 * (1 + fabs(expected)), "the value of a rank", set);
+            if (!i) continue;
+            const float before = given[token[i - 1]], now = given[token[i]];
+            expect(before > now || (before == now && token[i - 1] < token[i]), "the order of ranks", set);
+        }
+        int32_t num_higher = 0;
+        for (int32_t v = 0; v < vocab; v++) {
+            const float last = given[token[count - 1]];
+            num_higher += given[v] > last || (given[v] == last && v < token[count - 1]);
+        }
+        expect(num_higher == count - 1, "which tokens are ranked", set);
+    }
+}
+
+static void check_normalised(const char *set) {
+    const int32_t rows = 1 + below(4), vocab = 1 + below(3) * below(3000);
+    float *scores = keep(floats((size_t)rows * vocab, 4.0f)), *out = keep(get(sizeof(float) * (size_t)rows * vocab));
+    for (int32_t i = below(4) * vocab / 3; i > 0; i--) scores[below(rows * vocab)] = -INFINITY;
+    if (!below(6)) scores[below(rows * vocab)] = below(2) ? NAN : INFINITY;
+    int32_t is_sound = 1;
+    for (int32_t row = 0; row < rows; row++) {
+        int32_t num_finite = 0;
+        for (int32_t v = 0; v < vocab; v++) {
+            const float score = scores[(size_t)row * vocab + v];
+            is_sound &= score < INFINITY, num_finite += score > -INFINITY;
+        }
+        is_sound &= num_finite > 0;
+    }
+    expect(us_normalise_rows(scores, rows, vocab, out, 1 + below(3)) == is_sound - 1, "rows that can be normalised", set);
+    for (int32_t row = 0; is_sound && row < rows; row++) {
+        double total = 0;
+        for (int32_t v = 0; v < vocab; v++) total += exp((double)scores[(size_t)row * vocab + v]);
+        for (int32_t v = 0; v < vocab; v++) {
+            const double score = (double)scores[(size_t)row * vocab + v], expected = score - log(total), found = (double)out[(size_t)row * vocab + v];
+            expect(found == expected || fabs(found - expected) < 1e-5 * (1 + fabs(expected)), "a log-probability", set);
+        }
+    }
+}
+
 static void check_marks(void) {
+    with_each_set(check_normalised);
     with_each_set(check_row_draws);
+    with_each_set(check_ranks);
     with_each_set(check_lists);
     with_each_set(check_contexts);
     with_each_set(check_draws);

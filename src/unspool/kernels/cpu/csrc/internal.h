@@ -23,6 +23,8 @@ typedef struct {
     us_task draws;      /* argument: us_draw_task */
     us_task row_draws;  /* argument: us_row_draw_task */
     us_task own_lists;  /* argument: us_own_task */
+    us_task ranks;      /* argument: us_rank_task */
+    us_task normalise;  /* argument: us_normalise_task */
 } us_kernels;
 
 typedef struct {
@@ -109,6 +111,23 @@ typedef struct {
     int32_t *tokens;      /* rows; -1: none; -2: not sure */
     void *failed;         /* an atomic_int: no memory */
 } us_row_draw_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
+    int64_t rows;
+    int32_t vocab, count, normalises;
+    float *values;   /* (rows, count) */
+    int32_t *tokens; /* (rows, count); -1: a row has no such tokens */
+    void *failed;    /* an atomic_int: no memory */
+} us_rank_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
+    int64_t rows;
+    int32_t vocab;
+    float *out;   /* (rows, vocab) */
+    void *failed; /* an atomic_int: a row has no finite score, or one that is NaN or infinite */
+} us_normalise_task;
 
 typedef struct {
     float value; /* a score, divided by the temperature */

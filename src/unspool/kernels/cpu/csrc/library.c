@@ -256,6 +256,19 @@ int32_t us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const us_
     return -atomic_load(&failed);
 }
 
+int32_t us_rank_rows(const float *scores, int64_t rows, int32_t vocab, int32_t count, int32_t normalises, float *values,
+                     int32_t *tokens, int32_t threads) {
+    atomic_int failed = 0;
+    do_rows(kernels()->ranks, &(us_rank_task){scores, rows, vocab, count, normalises, values, tokens, &failed}, rows, threads);
+    return -atomic_load(&failed);
+}
+
+int32_t us_normalise_rows(const float *scores, int64_t rows, int32_t vocab, float *out, int32_t threads) {
+    atomic_int failed = 0;
+    do_rows(kernels()->normalise, &(us_normalise_task){scores, rows, vocab, out, &failed}, rows, threads);
+    return -atomic_load(&failed);
+}
+
 #define FOUR_BITS(n) 1u << (n), 1u << ((n) + 1), 1u << ((n) + 2), 1u << ((n) + 3)
 static const uint32_t bit_of[32] = {FOUR_BITS(0),  FOUR_BITS(4),  FOUR_BITS(8),  FOUR_BITS(12),
                                     FOUR_BITS(16), FOUR_BITS(20), FOUR_BITS(24), FOUR_BITS(28)};

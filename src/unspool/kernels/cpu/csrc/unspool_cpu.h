@@ -205,6 +205,15 @@ typedef struct {
 /* The token of each row at which its cumulated probability passes the uniform number; -1 where no score is finite, or one is
    NaN or infinite; -2 where rounding decides what top-p leaves. Returns 0, or -1 where there is no memory. */
 int32_t us_draw_rows(const float *scores, int64_t rows, int32_t vocab, const us_draw *draws, int32_t *tokens, int32_t threads);
+/* out (rows, vocab): the log-probabilities of scores. Returns 0, or -1 where a row has no finite score, or one that is NaN or
+   infinite; then `out` is not all written. */
+int32_t us_normalise_rows(const float *scores, int64_t rows, int32_t vocab, float *out, int32_t threads);
+
+/* The `count` highest scores of each row, falling, of equals the earlier token first: values and tokens (rows, count). If it
+   normalises, values are log-probabilities. A row's first token is -1 where fewer scores are finite, or one is NaN or
+   infinite. Returns 0, or -1 where there is no memory. */
+int32_t us_rank_rows(const float *scores, int64_t rows, int32_t vocab, int32_t count, int32_t normalises, float *values,
+                     int32_t *tokens, int32_t threads);
 
 /* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);

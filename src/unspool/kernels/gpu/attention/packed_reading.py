@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.attention.packed_tiles import multiply_tile, pick, unpack_tile, weigh_tile
-from unspool.kernels.packed import PackedKeys
+from unspool.kernels.packed_keys import PackedKeys
 from unspool.kernels.packing import Scheme
 
 MOST_NEW = 16  # query positions per row; more are a prompt, whose products fill the device anyway

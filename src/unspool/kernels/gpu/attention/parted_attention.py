@@ -60,9 +60,9 @@ def divide_keys(length, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _continue(q, k, v, is_key, highest, total, read):
+def _continue(q, k, v, bias, is_key, highest, total, read):
     """Continue an online softmax over some keys (keys, width)."""
-    scores = tl.sum(k.to(tl.float32) * q[None, :], 1)
+    scores = tl.sum(k.to(tl.float32) * q[None, :], 1) + bias
     scores = tl.where(is_key, scores, float("-inf"))
     higher = tl.maximum(highest, tl.max(scores, 0))
     base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -73,11 +73,20 @@ def _continue(q, k, v, is_key, highest, total, read):
     return higher, total, read
 
 
+@triton.jit
+def _load_biases(BIASES, head, back, is_key, DISTANCES: tl.constexpr):
+    """The biases of distances `back`, of a table (heads, DISTANCES); the last is for all beyond."""
+    bias = 0.0
+    if DISTANCES > 0:
+        bias = tl.load(BIASES + head * DISTANCES + tl.minimum(back, DISTANCES - 1), mask=is_key, other=0.0)
+    return bias
+
+
 @triton.jit(do_not_specialize=["layer"])
 def _attend_one(
-    Q, BASE, TABLE, LENGTH, VALUES, STATS, layer, scale,
+    Q, BASE, TABLE, LENGTH, BIASES, VALUES, STATS, layer, scale,
     HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
-    WRITES: tl.constexpr, LINE_BYTES: tl.constexpr, PDL: tl.constexpr,
+    DISTANCES: tl.constexpr, WRITES: tl.constexpr, LINE_BYTES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head, split = tl.program_id(0), tl.program_id(1)
     LINE: tl.constexpr = LINE_BYTES * 8 // Q.dtype.element_ty.primitive_bitwidth  # numbers
@@ -93,6 +102,7 @@ def _attend_one(
     is_held = (place < end)[:, None]
     k = tl.load(at, mask=is_held, other=0.0)
     v = tl.load(at + HEADS * D, mask=is_held, other=0.0)
+    bias = _load_biases(BIASES, head, length - place, place < end, DISTANCES)
     LINES: tl.constexpr = (D + LINE - 1) // LINE
     number = tl.arange(0, LINES) * LINE
     for start in tl.range(begin + BLOCK, end, BLOCK):
@@ -111,17 +121,20 @@ def _attend_one(
             k_new, v_new = tl.load(new_at), tl.load(new_at + HEADS * D)
         highest, total = float("-inf"), 0.0
         read = tl.zeros((D,), tl.float32)
-        highest, total, read = _continue(q, k, v, place < end, highest, total, read)
+        highest, total, read = _continue(q, k, v, bias, place < end, highest, total, read)
         for start in tl.range(begin + BLOCK, end, BLOCK):
             others = start + tile
             others_at = keys + others.to(tl.int64)[:, None] * POSITION + rd[None, :]
             is_other = (others < end)[:, None]
             k_other = tl.load(others_at, mask=is_other, other=0.0)
             v_other = tl.load(others_at + HEADS * D, mask=is_other, other=0.0)
-            highest, total, read = _continue(q, k_other, v_other, others < end, highest, total, read)
+            bias = _load_biases(BIASES, head, length - others, others < end, DISTANCES)
+            highest, total, read = _continue(q, k_other, v_other, bias, others < end, highest, total, read)
         if WRITES:  # noqa: SIM102 - the one is a constant, the other is not
             if split == used - 1:  # it sees the new key, and writes it
                 score = tl.sum(q * k_new.to(tl.float32), 0)
+                if DISTANCES > 0:
+                    score += tl.load(BIASES + head * DISTANCES)
                 higher = tl.maximum(highest, score)
                 fade = tl.exp(highest - higher)
                 weight = tl.exp(score - higher)
@@ -147,9 +160,10 @@ class PartedAttention:
         dtype: torch.dtype,
         *,
         writes: bool,  # queries are followed by a new key and value, which are written after the others
+        distances: int = 0,  # biases are a table (heads, distances)
         tiling: PartedTiling | None = None,
     ) -> None:
-        self._shape, self._writes = shape, writes
+        self._shape, self._writes, self._distances = shape, writes, distances
         self._tiling = tiling or (OWN if writes else OTHERS)
         splits = self._tiling.splits
         self._values = torch.zeros(splits, shape.heads, shape.width, dtype=dtype, device=device)
@@ -163,6 +177,8 @@ class PartedAttention:
         length: torch.Tensor,  # (1,): keys held, -1 for an absent row
         layer: int,
         scale: float,
+        *,
+        biases: torch.Tensor | None = None,  # (heads, distances) float32
     ) -> Parts:
         """Attend, and write the new key."""
         shape, tiling = self._shape, self._tiling
@@ -173,6 +189,7 @@ class PartedAttention:
             base,
             table,
             length,
+            biases if biases is not None else self._stats,
             self._values,
             self._stats,
             layer,
@@ -182,6 +199,7 @@ class PartedAttention:
             SPLITS=tiling.splits,
             BLOCK=tiling.block,
             UNIT=UNIT,
+            DISTANCES=self._distances,
             WRITES=self._writes,
             LINE_BYTES=LINE_BYTES,
             num_warps=tiling.warps,

@@ -20,18 +20,21 @@ def _rotate(HEADS, FACTORS, per_token, num_heads, num_factors, WIDTH: tl.constex
     at = FACTORS + (token % num_factors) * 2 * PAIRS + 2 * pair
     cos = tl.load(at, mask=pair < PAIRS, other=0.0)
     sin = tl.load(at + 1, mask=pair < PAIRS, other=0.0)
-    is_there = (head < num_heads) & (pair < PAIRS)
+    number = tl.arange(0, 2 * BLOCK)[None, :]
+    is_there = (head < num_heads) & (number < 2 * PAIRS)
     first = HEADS + token * per_token + head * WIDTH
-    own = first + 2 * pair
+    # Neighbours are loaded and stored together: two bytes at a time would take four times as long.
     if HALVED:
-        one = tl.load(first + pair, mask=is_there, other=0.0).to(tl.float32)
-        two = tl.load(first + PAIRS + pair, mask=is_there, other=0.0).to(tl.float32)
+        is_pair = (head < num_heads) & (pair < PAIRS)
+        one = tl.load(first + pair, mask=is_pair, other=0.0).to(tl.float32)
+        two = tl.load(first + PAIRS + pair, mask=is_pair, other=0.0).to(tl.float32)
         tl.debug_barrier()  # all threads have loaded what others overwrite
     else:
-        one = tl.load(own, mask=is_there, other=0.0).to(tl.float32)
-        two = tl.load(own + 1, mask=is_there, other=0.0).to(tl.float32)
-    tl.store(own, (one * cos - two * sin).to(HEADS.dtype.element_ty), mask=is_there)
-    tl.store(own + 1, (one * sin + two * cos).to(HEADS.dtype.element_ty), mask=is_there)
+        both = tl.load(first + number, mask=is_there, other=0.0).to(tl.float32)
+        one, two = tl.split(tl.reshape(both, (COUNT, BLOCK, 2)))
+    turned = tl.join(one * cos - two * sin, one * sin + two * cos)
+    turned = tl.reshape(turned, (COUNT, 2 * BLOCK)).to(HEADS.dtype.element_ty)
+    tl.store(first + number, turned, mask=is_there)
 
 
 def rotate_heads_(heads: torch.Tensor, factors: torch.Tensor, *, is_halved: bool = False) -> None:

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.products.word_parts import find_place
+from unspool.kernels.gpu.products.arranging import GROUP
+from unspool.kernels.gpu.products.word_parts import arrange_row
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def norm_row(
 def _normalise(
     X, WEIGHT, SHIFT, OUT, eps, N,
     BLOCK: tl.constexpr, IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    ADDS: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
+    ADDS: tl.constexpr, ORDER: tl.constexpr, IS_WHOLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * N
     at = tl.arange(0, BLOCK)
@@ -63,7 +64,8 @@ def _normalise(
     y = norm_row(x, pivot, WEIGHT, SHIFT, at, at < N, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
     if ADDS:
         y += tl.load(OUT + row + at, mask=at < N, other=0.0).to(tl.float32)
-    tl.store(OUT + row + find_place(at, N, ORDER), y.to(OUT.dtype.element_ty), mask=at < N)
+    y, place = arrange_row(y.to(OUT.dtype.element_ty), at, N, BLOCK, ORDER, IS_WHOLE)
+    tl.store(OUT + row + place, y, mask=at < N)
 
 
 def normalise(
@@ -100,6 +102,7 @@ def normalise(
         HAS_SHIFT=shift is not None,
         ADDS=adds,
         ORDER=order,
+        IS_WHOLE=order > 0 and width % GROUP == 0,
         num_warps=8 if block >= 2048 else 4,
         **launch_options(),
     )

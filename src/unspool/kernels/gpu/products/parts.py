@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.products.arranging import GROUP
 from unspool.kernels.gpu.products.norms import norm_row
-from unspool.kernels.gpu.products.word_parts import find_place
+from unspool.kernels.gpu.products.word_parts import arrange_row
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -16,7 +17,7 @@ def _add_parts(
     PARTS, BIAS, Y, WEIGHT, SHIFT, NORMED, eps, R, N,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    ORDER: tl.constexpr, PDL: tl.constexpr,
+    ORDER: tl.constexpr, IS_WHOLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * N
     at = tl.arange(0, BLOCK)
@@ -37,7 +38,8 @@ def _add_parts(
         if IS_LAYER:  # any number of the row
             pivot = tl.sum(tl.where(at == 0, y.to(tl.float32), 0.0), 0)
         x = norm_row(y.to(tl.float32), pivot, WEIGHT, SHIFT, at, is_there, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
-        tl.store(NORMED + row + find_place(at, N, ORDER), x.to(NORMED.dtype.element_ty), mask=is_there)
+        x, place = arrange_row(x.to(NORMED.dtype.element_ty), at, N, BLOCK, ORDER, IS_WHOLE)
+        tl.store(NORMED + row + place, x, mask=is_there)
 
 
 def add_parts(
@@ -77,6 +79,7 @@ def add_parts(
         HAS_WEIGHT=norm is not None,
         HAS_SHIFT=shift is not None,
         ORDER=order,
+        IS_WHOLE=order > 0 and width % GROUP == 0,
         num_warps=8 if block >= 2048 else 4,
         **launch_options(),
     )

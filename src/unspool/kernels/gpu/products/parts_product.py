@@ -20,7 +20,7 @@ from unspool.kernels.gpu.products.tilings import choose_tiling
 # (outputs, inputs): measured in whole steps on an H200, 2026-11-16
 _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (1024, 1024): RowTiling(4, 1024, 4),
-    (1280, 1280): RowTiling(8, 1024, 8, ahead=2),
+    (1280, 1280): RowTiling(8, 512, 4, ahead=3),
 }
 
 
@@ -48,14 +48,16 @@ def _join_parts(values, tops, sums, SPLITS: tl.constexpr, SIZE: tl.constexpr):
     for split in tl.static_range(1, SPLITS):
         peak = tl.maximum(peak, tops[split])
     peak = tl.where(peak == float("-inf"), 0.0, peak)
-    weights = sums[0] * tl.exp(tops[0] - peak)
-    whole = weights
-    read = values[0].to(tl.float32) * weights[:, None]
-    for split in tl.static_range(1, SPLITS):
-        weights = sums[split] * tl.exp(tops[split] - peak)
-        whole += weights
-        read += values[split].to(tl.float32) * weights[:, None]
-    read = read / tl.where(whole == 0.0, 1.0, whole)[:, None]
+    weights = ()
+    whole = tl.zeros(peak.shape, tl.float32)
+    for split in tl.static_range(SPLITS):
+        weight = sums[split] * tl.exp(tops[split] - peak)
+        weights = weights + (weight,)
+        whole += weight
+    share = 1.0 / tl.where(whole == 0.0, 1.0, whole)
+    read = tl.zeros(values[0].shape, tl.float32)
+    for split in tl.static_range(SPLITS):
+        read += values[split].to(tl.float32) * (weights[split] * share)[:, None]
     return tl.reshape(read, (SIZE,))
 
 

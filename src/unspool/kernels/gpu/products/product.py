@@ -12,6 +12,7 @@ from unspool.kernels.gpu.products.arranging import arrange
 from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.held_product import multiply_held
 from unspool.kernels.gpu.products.nibble_product import multiply_nibbles
+from unspool.kernels.gpu.products.norm_product import choose_warp_tiling, multiply_normed
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch, multiply_sum, multiply_twins
 from unspool.kernels.gpu.products.parts import add_parts
@@ -20,6 +21,7 @@ from unspool.kernels.gpu.products.row_product import multiply_row
 from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
 from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
+from unspool.kernels.gpu.products.scaled_product import can_scale, multiply_scaled
 from unspool.kernels.gpu.products.tilings import (
     choose_held_tiling,
     choose_nibble_tiling,
@@ -63,6 +65,12 @@ def multiply(
     around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
     before: dict[str, Any] = {"norm": norm, "eps": eps, "centres": centres, "shift": shift}
     if not isinstance(weight, Words):
+        is_kept = kept is not None and x.shape[0] == 1 and centres and not (adds or is_gated)  # as was measured
+        warps = choose_warp_tiling(weight) if is_kept else None
+        if warps is not None:
+            after: dict[str, Any] = {"bias": bias, "activation": activation, "kept": kept}
+            multiply_normed(weight, x, out, warps, norm=norm, eps=eps, shift=shift, **after)
+            return
         held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
         if held is not None:
             multiply_held(weight, x, out, held, **around, **before)
@@ -177,8 +185,18 @@ def _multiply_many(
     elif tiling is not None:
         around: dict[str, Any] = {"activation": activation, "is_gated": is_gated, "adds": adds, "order": order}
         multiply_rows(weight, x, out, tiling, bias=bias, **around)
-    elif isinstance(weight, Words):
+    elif isinstance(weight, Words) and not can_scale(weight, x):
         _multiply_unpacked(weight, x, out, bias=bias, activation=activation, is_gated=is_gated, adds=adds)
+    elif isinstance(weight, Words):
+        is_made = activation == NONE and not adds and out.dtype == x.dtype
+        product = multiply_scaled(weight, x, out if is_made else None)
+        product = product if bias is None else product.add_(bias)
+        if activation != NONE:
+            gate(product, activation, out)
+        elif adds:
+            out.add_(product)
+        elif not is_made:
+            out.copy_(product)
     elif activation != NONE:
         gate(F.linear(x, weight, bias), activation, out)
     elif bias is None and out.dtype == x.dtype:

@@ -4,13 +4,15 @@ The reference is `Words.dequantise` and `F.linear`. A program computes some outp
 outputs the columns are split among programs, each of which writes what its columns add up to; `parts.add_parts` adds
 these, with the residual and the norm that the next product needs anyway.
 
-A word's numbers lie some columns apart. So each pair of places in the words makes a product of its own, with the
-columns of the input that belong to it: the rows have been arranged for that (`arranging`).
+A word's numbers lie some columns apart, and the tensor cores take what a thread has in an order of their own. So the
+rows have been arranged (`arranging`) as `unpacking` gives the numbers. A round of the loop is one product of each
+matrix: Triton waits for all but the last of several, and unpacks nothing meanwhile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +20,9 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import NONE, activate
-from unspool.kernels.gpu.products.word_parts import choose_byte, find_place, half_of
+from unspool.kernels.gpu.products.arranging import GROUP, find_run
+from unspool.kernels.gpu.products.unpacking import part_tile, read_factors, unpack
+from unspool.kernels.gpu.products.word_parts import arrange_groups, find_place, half_of
 from unspool.kernels.gpu.products.words import Words
 
 
@@ -33,100 +37,7 @@ class RowsTiling:
     warps: int
     stages: int
     ahead: int = 4  # cache lines of every row of the matrix that are prefetched before the input is there
-
-
-@triton.jit
-def _join_twice(x, IS_HALF: tl.constexpr):
-    """A number as both halves of a word, in float16 or bfloat16."""
-    if IS_HALF:
-        found = tl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
-        )
-    else:
-        found = tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
-        )
-    return found
-
-
-@triton.jit
-def _scale_nibbles(words, scale, least, IS_HALF: tl.constexpr):
-    """The lowest four bits of both halves of words, minus 8, by their scale, and their least: halves again.
-
-    Numbers are put into the mantissa of 128 (bfloat16) or 1024 (float16), which is subtracted.
-    """
-    if IS_HALF:
-        found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, one, off;
-            mov.b32 one, 0x3C003C00;
-            mov.b32 off, 0xE408E408;
-            lop3.b32 t, $1, 0x000F000F, 0x64006400, 0xEA;
-            fma.rn.f16x2 t, t, one, off;
-            fma.rn.f16x2 $0, t, $2, $3;
-            }""",
-            "=r,r,r,r", [words, scale, least], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, one, off;
-            mov.b32 one, 0x3F803F80;
-            mov.b32 off, 0xC308C308;
-            lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 t, t, one, off;
-            fma.rn.bf16x2 $0, t, $2, $3;
-            }""",
-            "=r,r,r,r", [words, scale, least], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    return found
-
-
-@triton.jit
-def _spread(x, BN: tl.constexpr, BLOCKS: tl.constexpr, WORDS: tl.constexpr):
-    """What blocks have (BN, BLOCKS), for each of their words: (BN, BLOCKS * WORDS)."""
-    return tl.reshape(tl.broadcast_to(x[:, :, None], (BN, BLOCKS, WORDS)), (BN, BLOCKS * WORDS))
-
-
-@triton.jit
-def _read_factors(
-    found, BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, IS_HALF: tl.constexpr, HAS_ASM: tl.constexpr
-):
-    """The scale and the least of every word's block, as `_unpack` takes them."""
-    BLOCKS: tl.constexpr = BW // BITS
-    if BITS == 4:
-        scale = half_of(found, False)
-        least = half_of(found, True) + 8.0 * scale
-        if HAS_ASM:
-            scale, least = _join_twice(scale, IS_HALF), _join_twice(least, IS_HALF)
-        factors = (_spread(scale, BN, BLOCKS, BITS), _spread(least, BN, BLOCKS, BITS))
-    else:
-        scale = _spread(found.to(tl.float16, bitcast=True).to(tl.float32), BN, BLOCKS, BITS)
-        factors = (scale, scale)
-    return factors
-
-
-@triton.jit
-def _unpack(
-    words, factors, PLACE: tl.constexpr,
-    BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, IS_HALF: tl.constexpr, HAS_ASM: tl.constexpr,
-):  # fmt: skip
-    """Two numbers of every word, those at PLACE and those half a word further, side by side: (BN, 2 * BW)."""
-    if BITS == 4:
-        if HAS_ASM:
-            pairs = _scale_nibbles(words >> (4 * PLACE), factors[0], factors[1], IS_HALF)
-            low, high = pairs.to(tl.int16), (pairs >> 16).to(tl.int16)
-            if IS_HALF:
-                low, high = low.to(tl.float16, bitcast=True), high.to(tl.float16, bitcast=True)
-            else:
-                low, high = low.to(tl.bfloat16, bitcast=True), high.to(tl.bfloat16, bitcast=True)
-        else:
-            low = (((words >> (4 * PLACE)) & 15).to(tl.float32) - 8.0) * factors[0] + factors[1]
-            high = (((words >> (4 * PLACE + 16)) & 15).to(tl.float32) - 8.0) * factors[0] + factors[1]
-    else:
-        low = (choose_byte(words, PLACE, HAS_ASM) - 32896.0) * factors[0]
-        high = (choose_byte(words, PLACE + 2, HAS_ASM) - 32896.0) * factors[0]
-    return tl.reshape(tl.join(low, high), (BN, 2 * BW))
+    is_early: bool = False  # plain numbers on Hopper: whole tiles are copied before the input is there
 
 
 @triton.jit
@@ -141,15 +52,15 @@ def _load(at, is_there, IS_EVEN: tl.constexpr):
 @triton.jit(do_not_specialize=["R", "per_split"])
 def _multiply_rows(
     W, FACTORS, X, BIAS, OUT, R, N, K, KW, KB, per_split,
-    BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, ACT: tl.constexpr,
-    IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_PART: tl.constexpr, IS_EVEN: tl.constexpr,
-    ORDER: tl.constexpr, LINES: tl.constexpr, LINE_BYTES: tl.constexpr, HAS_ASM: tl.constexpr, PDL: tl.constexpr,
+    BITS: tl.constexpr, RUN: tl.constexpr, IS_FLOAT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+    ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_PART: tl.constexpr,
+    IS_EVEN: tl.constexpr, ORDER: tl.constexpr, IS_WHOLE: tl.constexpr, LINES: tl.constexpr, LINE_BYTES: tl.constexpr,
+    HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Outputs (rows, N), or a part's share of them: (parts, rows, N)."""
     IS_PACKED: tl.constexpr = BITS < 16
     IS_HALF: tl.constexpr = X.dtype.element_ty == tl.float16
     NUMBERS: tl.constexpr = 32 // BITS if IS_PACKED else 1  # of a word
-    PLACES: tl.constexpr = NUMBERS // 2 if IS_PACKED else 1
     BLOCKS: tl.constexpr = BW // BITS if IS_PACKED else 1
     split = tl.program_id(1)
     rn = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -170,41 +81,55 @@ def _multiply_rows(
     wait_for_input(PDL)
     at += word[None, :]
     factors_at, factors_beside = FACTORS + output * KB + block[None, :], N.to(tl.int64) * KB
-    WIDTH: tl.constexpr = 2 * BW if IS_PACKED else BW  # columns of one product
+    # Unpacked, more than 256 columns would not fit into registers: then four products share a tile of words.
+    PARTS: tl.constexpr = 4 if IS_PACKED and BW * NUMBERS > 256 else 1
+    WIDTH: tl.constexpr = BW * NUMBERS // PARTS  # columns of one product
     number = tl.arange(0, WIDTH)
     x_at = X + row * K + number[None, :]
     total = tl.zeros((BN, BM), tl.float32)
     other = tl.zeros((BN, BM), tl.float32)
+    tl.assume(first < last)
     for start in tl.range(first, last, BW):
         is_word = ((start + word) < last)[None, :]
         is_block = (start // BITS + block < KB)[None, :]
-        w = _load(at + start, is_word, IS_EVEN)
-        v = w
+        w = (_load(at + start, is_word, IS_EVEN),)
+        v, f, g = w, (w, w), (w, w)
         if IS_GATED:
-            v = _load(at + beside + start, is_word, IS_EVEN)
-        if IS_PACKED:
-            f = _load(factors_at + start // BITS, is_block, IS_EVEN)
-            factors = _read_factors(f, BN, BW, BITS, IS_HALF, HAS_ASM)
-            factors_of_value = factors
+            v = (_load(at + beside + start, is_word, IS_EVEN),)
+        if IS_PACKED and not IS_FLOAT:
+            f = read_factors(_load(factors_at + start // BITS, is_block, IS_EVEN), BN, BW, BITS, IS_HALF, HAS_ASM)
+            f = ((f[0],), (f[1],))
             if IS_GATED:
-                g = _load(factors_at + factors_beside + start // BITS, is_block, IS_EVEN)
-                factors_of_value = _read_factors(g, BN, BW, BITS, IS_HALF, HAS_ASM)
-        for place in tl.static_range(PLACES):
-            numbers, values = w, v
-            here = x_at + start
-            is_number = (start + number < last)[None, :]
+                at_value = factors_at + factors_beside + start // BITS
+                g = read_factors(_load(at_value, is_block, IS_EVEN), BN, BW, BITS, IS_HALF, HAS_ASM)
+                g = ((g[0],), (g[1],))
+        if PARTS > 1:
+            w, v = part_tile(w[0], BN, BW // PARTS), part_tile(v[0], BN, BW // PARTS)
+            f = (part_tile(f[0][0], BN, BW // PARTS), part_tile(f[1][0], BN, BW // PARTS))
+            if IS_GATED:
+                g = (part_tile(g[0][0], BN, BW // PARTS), part_tile(g[1][0], BN, BW // PARTS))
+        for part in tl.static_range(PARTS):
+            numbers, values = w[part], v[part]
             if IS_PACKED:
-                here = x_at + place * (2 * KW) + 2 * start
-                is_number = (2 * start + number < 2 * last)[None, :]
-                numbers = _unpack(w, factors, place, BN, BW, BITS, IS_HALF, HAS_ASM)
+                pair = (f[0][part], f[1][part])
+                numbers = unpack(numbers, pair, BN, BW // PARTS, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
                 if IS_GATED:
-                    values = _unpack(v, factors_of_value, place, BN, BW, BITS, IS_HALF, HAS_ASM)
-            x = tl.trans(_load(here, is_number, IS_EVEN))
+                    pair = (g[0][part], g[1][part])
+                    values = unpack(values, pair, BN, BW // PARTS, BITS, RUN, IS_FLOAT, IS_HALF, HAS_ASM)
+            column = start * NUMBERS + part * WIDTH
+            x = tl.trans(_load(x_at + column, (column + number < last * NUMBERS)[None, :], IS_EVEN))
             total = tl.dot(numbers.to(X.dtype.element_ty), x, total)
             if IS_GATED:
                 other = tl.dot(values.to(X.dtype.element_ty), x, other)
     is_there = (rn < N)[:, None] & (rm < R)[None, :]
-    into = OUT + rm.to(tl.int64)[None, :] * N + find_place(rn, N, ORDER)[:, None]
+    place = rn
+    if ORDER > 0 and not IS_WHOLE:
+        place = find_place(rn, N, ORDER)
+    into = OUT + rm.to(tl.int64)[None, :] * N + place[:, None]
+    if IS_FLOAT:
+        total *= half_of(tl.load(FACTORS + rn, mask=rn < N, other=0), False)[:, None]
+        if IS_GATED:
+            other *= half_of(tl.load(FACTORS + N + rn, mask=rn < N, other=0), False)[:, None]
     y = total
     if IS_PART:
         into += split.to(tl.int64) * R * N
@@ -218,7 +143,10 @@ def _multiply_rows(
             y *= other
         if ADDS:
             y += tl.load(into, mask=is_there, other=0.0).to(tl.float32)
-    tl.store(into, y.to(OUT.dtype.element_ty), mask=is_there)
+    y = y.to(OUT.dtype.element_ty)
+    if ORDER > 0 and IS_WHOLE:
+        y = arrange_groups(y, BN, ORDER)
+    tl.store(into, y, mask=is_there)
 
 
 def multiply_rows(
@@ -237,9 +165,20 @@ def multiply_rows(
 
     With splits `out` gets the parts of weight @ x, for `add_parts`. With an `order` of 4 or 8 bits `out` is arranged.
     """
+    if tiling.is_early:
+        from unspool.kernels.gpu.products.early_product import multiply_early  # Gluon is not part of every Triton
+
+        assert not isinstance(weight, Words) and order == 0
+        tile = (tiling.rows, tiling.outputs, tiling.columns, tiling.warps, tiling.stages)
+        around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
+        multiply_early(weight, x, out, tile, tiling.splits, **around)
+        return
     matrix, factors = (weight.words, weight.factors) if isinstance(weight, Words) else (weight, weight)
     (_, inputs), outputs, width = weight.shape, out.shape[-1], matrix.shape[1]
+    bits = weight.bits if isinstance(weight, Words) else 16
+    run = find_run(inputs, bits) if bits < 16 else 1
     columns = min(tiling.columns, max(16, triton.next_power_of_2(width)))
+    assert columns % (4 * run) == 0, "a tile has whole groups of runs"
     per_split = triton.cdiv(triton.cdiv(width, columns), tiling.splits)
     launch(
         _multiply_rows,
@@ -255,7 +194,9 @@ def multiply_rows(
         width,
         factors.shape[1],
         per_split,
-        BITS=weight.bits if isinstance(weight, Words) else 16,
+        BITS=bits,
+        RUN=run,
+        IS_FLOAT=isinstance(weight, Words) and weight.kind == "fp8",
         BM=tiling.rows,
         BN=tiling.outputs,
         BW=columns,
@@ -266,6 +207,7 @@ def multiply_rows(
         IS_PART=out.dim() == 3,
         IS_EVEN=width % columns == 0,
         ORDER=order,
+        IS_WHOLE=order > 0 and outputs % GROUP == 0 and tiling.outputs % GROUP == 0,
         LINES=tiling.ahead,
         LINE_BYTES=LINE_BYTES,
         HAS_ASM=x.is_cuda,

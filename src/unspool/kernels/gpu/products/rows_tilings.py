@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.gpu.products.rows_product import RowsTiling
+from unspool.kernels.gpu.products.words import WordKind
 
 MOST_ROWS: Final = 256  # more rows than this multiply an unpacked copy of the matrix
 _MOST_PLAIN: Final = 64  # rows of a product of plain numbers
@@ -20,17 +20,18 @@ _MOST_SPLITS: Final = 8
 _LARGE_BYTES: Final = 200_000  # shared memory of a program, as data centres' GPUs have it
 _USUAL_PROCESSORS: Final = 132
 
-_Tile = tuple[int, int, int, int]  # outputs, columns (or words), warps, stages
-_LARGE: Final[_Tile] = (128, 32, 8, 3)
-_USUAL: Final[_Tile] = (64, 32, 4, 3)
-_SMALL: Final[_Tile] = (64, 32, 4, 2)  # where shared memory is short
+_HOPPER: Final = (9, 0)
+_WIDTH: Final = 128  # columns of a tile of plain numbers
+
+_Tile = tuple[int, int, int, int]  # outputs, columns, warps, stages
+_SMALL: Final[_Tile] = (64, 128, 4, 2)  # where shared memory is short
 
 
 def choose_rows_tiling(
     outputs: int,
     inputs: int,
     num_rows: int,
-    kind: Kind | None,
+    kind: WordKind | None,
     *,
     is_gated: bool = False,
     is_split: bool = False,
@@ -39,43 +40,70 @@ def choose_rows_tiling(
 
     Its columns may be split among programs or not.
     """
-    if kind is None:
-        return _choose_plain(outputs, inputs, num_rows)
-    rows = min(_MANY, max(8, 1 << (num_rows - 1).bit_length()))
     outputs //= 2 if is_gated else 1
-    steps_of = inputs // (8 if kind == "int4" else 4)  # words of a row
+    if kind is None:
+        return _choose_plain(outputs, inputs, num_rows, is_gated=is_gated, is_split=is_split)
+    rows = min(_MANY, max(_SOME, 1 << (num_rows - 1).bit_length()))
+    if num_rows > _MANY:
+        rows = 2 * _MANY
+    tile = _choose_tile(outputs, rows, kind, is_gated=is_gated, is_split=is_split)
+    splits = _count_splits(outputs, inputs, num_rows, rows, tile) if is_split else 1
+    return RowsTiling(rows, tile[0], tile[1] * (4 if kind == "int4" else 8) // 32, splits, tile[2], tile[3])
 
-    def fit(tile: _Tile, rows: int = rows) -> RowsTiling:
-        programs = -(-outputs // tile[0]) * -(-num_rows // rows)
-        wanted = min(_MOST_SPLITS, steps_of // tile[1], 4 * _count_processors() // programs) if is_split else 1
-        splits = 1 << (max(1, wanted).bit_length() - 1)  # a power of two: few variants of the kernel that adds them up
-        return RowsTiling(rows, tile[0], tile[1], splits, tile[2], tile[3])
 
-    if rows <= _FEW or (rows <= _SOME and kind == "int8"):
-        return fit((64, 64, 4, 3))
-    if rows <= _SOME:
-        return fit((64, 32, 4, 4))
+def _choose_tile(outputs: int, rows: int, kind: WordKind, *, is_gated: bool, is_split: bool) -> _Tile:
+    """The tile of a program that unpacks words."""
     if not _has_large_memory():
-        return fit(_SMALL)
-    large = fit(_LARGE)
-    if kind == "int8":
-        if num_rows > _MANY:
-            return fit(_LARGE, 2 * _MANY)
-        return large if outputs >= _WIDE else fit(_USUAL)
-    programs = -(-outputs // large.outputs) * -(-num_rows // rows) * large.splits
-    return large if programs >= 3 * _count_processors() // 4 else fit(_USUAL)
+        return _SMALL
+    if rows > _MANY:
+        return (128, 128, 8, 3)
+    is_large = outputs >= 128 * 3 * _count_processors() // 4  # enough programs of 128 outputs
+    if kind == "int4":
+        if is_gated and is_large:
+            return (128, 256, 8, 3)
+        if rows <= _SOME:
+            return (64, 256, 4, 5)
+        return (64, 256, 4, 3) if is_gated or is_split else (64, 128, 4, 5)
+    if outputs >= _WIDE:
+        return (64, 256, 4, 3) if rows <= _SOME else (128, 128, 8, 3)
+    if rows <= _SOME:
+        return (64, 128, 4, 8) if is_gated else (64, 256, 4, 4)
+    return (64, 128, 4, 5)
 
 
-def _choose_plain(outputs: int, inputs: int, num_rows: int) -> RowsTiling | None:
-    """The tiling of a head, which cuBLAS multiplies as fast but writes in 16 bits; None for everything else.
+def _count_splits(outputs: int, inputs: int, num_rows: int, rows: int, tile: _Tile) -> int:
+    """Among how many programs columns are split: a power of two, so that the sums have few variants."""
+    programs = -(-outputs // tile[0]) * -(-num_rows // rows)
+    processors = _count_processors() * (2 if rows <= _SOME else 1)
+    wanted = min(_MOST_SPLITS, inputs // tile[1], processors // programs)
+    return 1 << (max(1, wanted).bit_length() - 1)
 
-    In chains of whole layers ours and cuBLAS' products, each with what a block needs beside it, take the same time.
-    """
-    if outputs < _WIDE or num_rows > _MOST_PLAIN or inputs % 128:
+
+def _choose_plain(outputs: int, inputs: int, num_rows: int, *, is_gated: bool, is_split: bool) -> RowsTiling | None:
+    """The tiling of a matrix of plain numbers; None if cuBLAS is faster, or the numbers make no whole tiles."""
+    if num_rows > _MOST_PLAIN or inputs % _WIDTH:
         return None
-    if num_rows <= _SOME:
-        return RowsTiling(8 if num_rows <= _FEW else 16, 64, 128, 1, 4, 4)
-    return RowsTiling(32 if num_rows <= _MANY // 2 else 64, 64, 64, 1, 4, 5)
+    rows = 8 if num_rows <= _FEW else max(_SOME, 1 << (num_rows - 1).bit_length())
+    is_head, is_few = outputs >= _WIDE, rows <= _SOME
+    if is_head and not (is_few and _starts_early()):  # ours writes float32: cuBLAS' needs a pass over the logits more
+        return RowsTiling(rows, 64, 128 if is_few else 64, 1, 4, 4 if is_few else 5)
+    if not _starts_early() or not (is_few or is_gated or is_split):
+        return None
+    tile = (64, _WIDTH, 4, 3 if is_gated else 4 if is_head or not is_few else 6)
+    splits = _count_splits(outputs, inputs, num_rows, rows, tile) if is_split and not is_gated else 1
+    return RowsTiling(rows, tile[0], tile[1], splits, tile[2], tile[3], is_early=True)
+
+
+@cache
+def _starts_early() -> bool:
+    """Whether there is a kernel that copies tiles before its input is there: on Hopper, with Triton's Gluon."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != _HOPPER:
+        return False
+    try:
+        import unspool.kernels.gpu.products.early_product  # noqa: F401 - is it there?
+    except ImportError:
+        return False
+    return True
 
 
 @cache
@@ -88,7 +116,8 @@ def _count_processors() -> int:
 
 @cache
 def _has_large_memory() -> bool:
-    """Whether a program may take as much shared memory as the large tiles need."""
+    """Whether a program may use as much shared memory as the large tiles need."""
     if not torch.cuda.is_available():
         return True
-    return getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", 0) >= _LARGE_BYTES
+    properties = torch.cuda.get_device_properties()
+    return int(getattr(properties, "shared_memory_per_block_optin", 0)) >= _LARGE_BYTES

@@ -14,10 +14,10 @@ from typing import Final
 
 import torch
 
-from unspool.kernels.cpu.blocks import Kind
 from unspool.kernels.gpu.products.held_product import HeldTiling
 from unspool.kernels.gpu.products.nibble_product import MOST_CHUNKS, NibbleTiling
 from unspool.kernels.gpu.products.row_product import RowTiling
+from unspool.kernels.gpu.products.words import WordKind
 from unspool.kernels.gpu.products.words_product import WordsTiling
 
 _USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
@@ -57,7 +57,7 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (2304, 2048): RowTiling(4, 1024, 4),
     (2304, 9216): RowTiling(2, 2048, 4),
     (1152, 6912): RowTiling(2, 2048, 4, ahead=2),
-    (1024, 1024): RowTiling(8, 1024, 8),
+    (1024, 1024): RowTiling(8, 1024, 4),
     # in whole steps of Qwen3-0.6B, GPT-2 XL and Gemma 3 1B
     (6144, 1024): RowTiling(16, 256, 8, ahead=4),
     (4800, 1600): RowTiling(8, 256, 4, ahead=7),
@@ -66,12 +66,13 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     # in whole steps of BART-large and Whisper-large-v3
     (1280, 1280): RowTiling(8, 256, 4, ahead=5),
     (3840, 1280): RowTiling(8, 256, 4, ahead=5),
-    (5120, 1280): RowTiling(8, 512, 4, ahead=3),
+    (5120, 1280): RowTiling(16, 256, 4, ahead=5),
     (1280, 5120): RowTiling(2, 1024, 4, ahead=5),
     (3072, 1024): RowTiling(16, 256, 4, ahead=4),
     (4096, 1024): RowTiling(16, 256, 4, ahead=4),
     # in whole steps of a Mamba of 2.8B
-    (10240, 2560): RowTiling(4, 512, 2),
+    (10240, 2560): RowTiling(8, 512, 4),
+    (192, 5120): RowTiling(1, 1024, 4, ahead=5),
     (2560, 5120): RowTiling(4, 1024, 4, ahead=3),
 }
 
@@ -132,10 +133,10 @@ def choose_held_tiling(
     return _HELD if outputs >= _WIDE and outputs % (_HELD.rows * _HELD.tiles) == 0 else None
 
 
-def choose_words_tiling(outputs: int, num_words: int, kind: Kind) -> WordsTiling:
+def choose_words_tiling(outputs: int, num_words: int, kind: WordKind) -> WordsTiling:
     """The tiling for a quantised matrix with rows of `num_words` words."""
     words = min(512, 1 << (num_words - 1).bit_length())
-    rows = 4 if kind == "int8" and outputs < _WIDE else 8
+    rows = 4 if kind != "int4" and outputs < _WIDE else 8
     return WordsTiling(rows, words, max(1, words // 128))
 
 

@@ -1,14 +1,15 @@
 """Quantised matrices as a GPU reads them: 32-bit words of 4- or 8-bit numbers, and a scale and a minimum per block.
 
 The numbers of a block of 32 columns are interleaved: word j holds columns j, j + words, j + 2 * words, …, so that the
-inputs that a thread needs for one index of all its words are contiguous.
+inputs that a thread needs for one index of all its words are contiguous. Numbers of 8 bits are whole ones, or floats
+(e4m3: a sign, four bits of exponent, three of mantissa) with one scale per row of the matrix.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -16,6 +17,10 @@ from unspool.errors import SettingError
 from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind
 
 SWITCH: Final = "UNSPOOL_GPU_ROUNDING"  # "on" or "off"
+WordKind = Kind | Literal["fp8"]
+LARGEST_FLOAT: Final = 448.0  # of e4m3
+SMALLEST_SCALE: Final = 1e-12  # of a row of an input
+_SMALLEST: Final = 2.0**-24  # the smallest positive float16
 
 
 def rounds_inputs() -> bool:
@@ -31,16 +36,21 @@ def rounds_inputs() -> bool:
 
 @dataclass(slots=True)
 class Words:
-    """A matrix (rows, columns): `value = number * scale + minimum`, with 8 bits `(number - 128) * scale`."""
+    """A matrix (rows, columns): `value = number * scale + minimum`, with 8 bits `(number - 128) * scale`.
+
+    Floats are `number * scale`.
+    """
 
     words: torch.Tensor  # (rows, columns / numbers per word) int32
-    factors: torch.Tensor  # (rows, columns / 32): a float16's bits (int16), or the scale's and the minimum's (int32)
-    kind: Kind
+    factors: (
+        torch.Tensor
+    )  # (rows, columns / 32), or (rows, 1): float16's bits (int16), or scale's and minimum's (int32)
+    kind: WordKind
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        return self.words.shape[0], self.factors.shape[1] * BLOCK
+        return self.words.shape[0], self.words.shape[1] * (32 // self.bits)
 
     @property
     def bits(self) -> int:
@@ -53,8 +63,12 @@ class Words:
         shifts = torch.arange(0, 32, bits, device=self.words.device, dtype=torch.int32)
         rows = self.words.shape[0]
         dealt = self.words.view(rows, -1, 1, BLOCK * bits // 32) >> shifts[:, None]  # (rows, blocks, in a word, words)
-        numbers = (dealt & ((1 << bits) - 1)).reshape(rows, -1, BLOCK).float()
+        stored = (dealt & ((1 << bits) - 1)).reshape(rows, -1, BLOCK)
         factors = self.factors.view(torch.float16).view(*self.factors.shape, -1).float()
+        if self.kind == "fp8":
+            numbers = stored.to(torch.uint8).view(torch.float8_e4m3fn).float() * factors
+            return numbers.view(rows, -1).to(dtype)
+        numbers = stored.float()
         if bits == 4:
             numbers = torch.addcmul(factors[..., 1:], numbers, factors[..., :1])
         else:
@@ -82,3 +96,29 @@ def lay_out_words(blocks: Blocks, device: torch.device) -> Words:
     factors = [blocks.scales] if blocks.minimums is None else [blocks.scales, blocks.minimums]
     bits_of_factors = torch.stack(factors, -1).to(device).view(torch.int32 if len(factors) == 2 else torch.int16)
     return Words(words.view(rows, -1), bits_of_factors.squeeze(-1), blocks.kind)
+
+
+def round_floats(weight: torch.Tensor) -> Words:
+    """The nearest floats of 8 bits to a matrix (rows, columns), whose largest number in each row becomes the largest
+    that there is."""
+    numbers = weight.float()
+    most = numbers.abs().amax(1, keepdim=True)
+    scales = (most / LARGEST_FLOAT).half().view(torch.int16)
+    scales += (scales.view(torch.float16).float() * LARGEST_FLOAT < most).to(torch.int16)  # rounded up: nothing is cut
+    factors = scales.view(torch.float16).float().clamp(min=_SMALLEST)
+    stored = deal_floats((numbers / factors).to(torch.float8_e4m3fn).view(torch.uint8)).contiguous()
+    return Words(stored.view(torch.int32), scales, "fp8")
+
+
+def deal_floats(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers (rows, columns) in the order of the bytes of words."""
+    rows, columns = numbers.shape
+    return numbers.view(rows, columns // BLOCK, 4, BLOCK // 4).transpose(2, 3).reshape(rows, columns)
+
+
+def round_rows_plainly(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (rows, columns) as floats of 8 bits, dealt, and their scales (rows, 1): what `scaled_product` multiplies."""
+    numbers = x.float()
+    scales = (numbers.abs().amax(1, keepdim=True) / LARGEST_FLOAT).clamp(min=SMALLEST_SCALE)
+    numbers = (numbers / scales).clamp(-LARGEST_FLOAT, LARGEST_FLOAT)
+    return deal_floats(numbers).to(torch.float8_e4m3fn), scales

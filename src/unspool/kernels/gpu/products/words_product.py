@@ -15,7 +15,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.result import Around, launch_product, load_biases, load_held, write_result
-from unspool.kernels.gpu.products.word_parts import choose_byte
+from unspool.kernels.gpu.products.word_parts import choose_byte, read_float
 from unspool.kernels.gpu.products.words import Words
 
 MOST_ROWS: Final = 2  # at once: sums of all of them are held in registers
@@ -65,14 +65,22 @@ def _choose_nibble(words, PLACE: tl.constexpr, HAS_ASM: tl.constexpr):
 
 
 @triton.jit
-def _find_numbers(W, FACTORS, row, column, is_one, K: tl.constexpr, IS_SHORT: tl.constexpr):
+def _find_numbers(
+    W, FACTORS, row, column, is_one, K: tl.constexpr, IS_SHORT: tl.constexpr, IS_FLOAT: tl.constexpr
+):  # fmt: skip
     """The numbers at some columns of rows, element by element."""
     BITS: tl.constexpr = 4 if IS_SHORT else 8
     WORDS: tl.constexpr = BITS  # of a block of 32
     word = tl.load(W + row * (K * BITS // 32) + column // 32 * WORDS + column % WORDS, mask=is_one, other=0)
-    number = ((word >> (column % 32 // WORDS * BITS)) & ((1 << BITS) - 1)).to(tl.float32)
-    found = tl.load(FACTORS + row * (K // 32) + column // 32, mask=is_one, other=0)
-    if IS_SHORT:
+    stored = (word >> (column % 32 // WORDS * BITS)) & ((1 << BITS) - 1)
+    number = stored.to(tl.float32)
+    if IS_FLOAT:
+        found = tl.load(FACTORS + row + column * 0, mask=is_one, other=0)
+    else:
+        found = tl.load(FACTORS + row * (K // 32) + column // 32, mask=is_one, other=0)
+    if IS_FLOAT:
+        value = read_float(stored, 0) * found.to(tl.float16, bitcast=True).to(tl.float32)
+    elif IS_SHORT:
         scale = (found & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (found >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         value = number * scale + least
@@ -84,7 +92,8 @@ def _find_numbers(W, FACTORS, row, column, is_one, K: tl.constexpr, IS_SHORT: tl
 @triton.jit
 def _unpack_words(
     W, FACTORS, ROWS, OUT, scale,
-    K: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, IS_SHORT: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     wait_for_input(PDL)
@@ -93,7 +102,7 @@ def _unpack_words(
     if HAS_ROWS:
         row = tl.maximum(tl.load(ROWS + place), 0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    value = _find_numbers(W, FACTORS, row, column, column < K, K, IS_SHORT) * scale
+    value = _find_numbers(W, FACTORS, row, column, column < K, K, IS_SHORT, IS_FLOAT) * scale
     tl.store(OUT + place * K + column, value.to(OUT.dtype.element_ty), mask=column < K)
 
 
@@ -116,6 +125,7 @@ def unpack_words(
         scale,
         K=columns,
         IS_SHORT=weight.kind == "int4",
+        IS_FLOAT=weight.kind == "fp8",
         HAS_ROWS=rows is not None,
         BLOCK=_UNPACKED,
         **launch_options(),
@@ -124,8 +134,10 @@ def unpack_words(
 
 
 @triton.jit
-def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: tl.constexpr):
-    if IS_SHORT:
+def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_ASM: tl.constexpr):
+    if IS_FLOAT:
+        found = read_float(words, PLACE)
+    elif IS_SHORT:
         found = _choose_nibble(words, PLACE, HAS_ASM)
     else:
         found = choose_byte(words, PLACE, HAS_ASM)
@@ -133,12 +145,16 @@ def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: tl.cons
 
 
 @triton.jit
-def _weigh(total, excess, sums, found, BN: tl.constexpr, BLOCKS: tl.constexpr, IS_SHORT: tl.constexpr):
+def _weigh(
+    total, excess, sums, found, BN: tl.constexpr, BLOCKS: tl.constexpr, IS_SHORT: tl.constexpr, IS_FLOAT: tl.constexpr
+):
     """The products of blocks (BN, BLOCKS) from those of their words, by their factors and the input's sums."""
     WORDS: tl.constexpr = 4 if IS_SHORT else 8
     total = tl.sum(tl.reshape(total, (BN, BLOCKS, WORDS)), 2)
     excess = tl.sum(tl.reshape(excess, (BLOCKS, WORDS)), 1)
-    if IS_SHORT:
+    if IS_FLOAT:
+        total *= found.to(tl.float16, bitcast=True).to(tl.float32)
+    elif IS_SHORT:
         sums = tl.sum(tl.reshape(sums, (BLOCKS, WORDS)), 1)
         scale = (found & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (found >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -152,7 +168,7 @@ def _weigh(total, excess, sums, found, BN: tl.constexpr, BLOCKS: tl.constexpr, I
 def _multiply_words(
     W, FACTORS, X, NORM, BIAS, Y, eps, N,
     R: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, IS_SHORT: tl.constexpr,
-    ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
+    IS_FLOAT: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     NUMBERS: tl.constexpr = 8 if IS_SHORT else 4  # of a word
@@ -164,7 +180,10 @@ def _multiply_words(
     rn = first + place
     is_output = rn < N
     at = W + first.to(tl.int64) * KW + place[:, None] * KW + word[None, :]
-    at_factors = FACTORS + first.to(tl.int64) * (K // 32) + place[:, None] * (K // 32) + block[None, :]
+    KB: tl.constexpr = 1 if IS_FLOAT else K // 32  # factors of a row
+    at_factors = FACTORS + first.to(tl.int64) * KB + place[:, None] * KB
+    if not IS_FLOAT:
+        at_factors += block[None, :]
     column = word // WORDS * 32 + word % WORDS  # of a word's first number; the next ones are WORDS further each
     w = tl.load(at, mask=is_output[:, None] & (word < KW)[None, :], other=0, eviction_policy="evict_first")
     v = w
@@ -186,19 +205,25 @@ def _multiply_words(
         is_block = is_output[:, None] & (start // WORDS + block < K // 32)[None, :]
         if start > 0:
             w = tl.load(at + start, mask=is_word, other=0, eviction_policy="evict_first")
-        f = tl.load(at_factors + start // WORDS, mask=is_block, other=0, eviction_policy="evict_first")
+        if IS_FLOAT:
+            f = tl.load(at_factors, mask=is_output[:, None], other=0)
+        else:
+            f = tl.load(at_factors + start // WORDS, mask=is_block, other=0, eviction_policy="evict_first")
         if IS_GATED:
             if start > 0:
                 v = tl.load(beside + start, mask=is_word, other=0, eviction_policy="evict_first")
-            g = tl.load(
-                at_factors + N.to(tl.int64) * (K // 32) + start // WORDS, mask=is_block, other=0,
-                eviction_policy="evict_first",
-            )  # fmt: skip
+            if IS_FLOAT:
+                g = tl.load(at_factors + N, mask=is_output[:, None], other=0)
+            else:
+                g = tl.load(
+                    at_factors + N.to(tl.int64) * KB + start // WORDS, mask=is_block, other=0,
+                    eviction_policy="evict_first",
+                )  # fmt: skip
         totals, gated, sums, excesses = (), (), (), ()
         for i in tl.static_range(NUMBERS):
-            number = _choose(w, i, IS_SHORT, HAS_ASM)
+            number = _choose(w, i, IS_SHORT, IS_FLOAT, HAS_ASM)
             if IS_GATED:
-                value = _choose(v, i, IS_SHORT, HAS_ASM)
+                value = _choose(v, i, IS_SHORT, IS_FLOAT, HAS_ASM)
             here = start * NUMBERS + column + i * WORDS
             if HAS_NORM:
                 norm = tl.load(NORM + here, mask=has_word, other=0.0).to(tl.float32)
@@ -230,10 +255,10 @@ def _multiply_words(
         so_far = (parts, others)
         parts, others = (), ()
         for row in tl.static_range(R):
-            part = _weigh(totals[row], excesses[row], sums[row], f, BN, BLOCKS, IS_SHORT)
+            part = _weigh(totals[row], excesses[row], sums[row], f, BN, BLOCKS, IS_SHORT, IS_FLOAT)
             parts = parts + (so_far[0][row] + part,)
             if IS_GATED:
-                part = _weigh(gated[row], excesses[row], sums[row], g, BN, BLOCKS, IS_SHORT)
+                part = _weigh(gated[row], excesses[row], sums[row], g, BN, BLOCKS, IS_SHORT, IS_FLOAT)
             others = others + (so_far[1][row] + part,)
     for row in tl.static_range(R):
         write_result(
@@ -262,6 +287,7 @@ def multiply_words(
         BN=tiling.rows,
         BW=min(tiling.words, triton.next_power_of_2(weight.words.shape[1])),
         IS_SHORT=weight.kind == "int4",
+        IS_FLOAT=weight.kind == "fp8",
         HAS_ASM=x.is_cuda,
         num_warps=tiling.warps,
     )

@@ -84,8 +84,8 @@ def _find_highest(LOGITS, TOPS, cap, V, HAS_CAP: tl.constexpr, TILE: tl.constexp
 
 @triton.jit
 def _take_highest(
-    LOGITS, TOPS, TOKENS, LENGTHS, V, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    LOGITS, TOPS, TOKENS, LENGTHS, LOG, V, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr, LOGGED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
@@ -102,6 +102,9 @@ def _take_highest(
     tl.store(TOKENS + row, token.to(tl.int64))
     length = tl.load(LENGTHS + row)
     tl.store(LENGTHS + row, tl.where(length >= 0, length + 1, length))
+    if LOGGED > 0:
+        line = tl.maximum(length, 0) % LOGGED
+        tl.store(LOG + line * tl.num_programs(0) + row, token.to(tl.int64))
 
 
 def take_highest(
@@ -110,6 +113,7 @@ def take_highest(
     tokens: torch.Tensor,  # (rows,) int64: the first of the highest, or -1 if there is none
     lengths: torch.Tensor,  # (rows,) int32: incremented for rows that are present
     cap: float | None,
+    log: torch.Tensor | None = None,  # (lines, rows) int64: the tokens of a step of length n stand in line n % lines
 ) -> None:
     """The most likely tokens, one per row, and the rows' lengths after them."""
     rows, vocab = logits.shape
@@ -126,7 +130,7 @@ def take_highest(
         num_warps=8,
         **launch_options(),
     )
-    take_found(logits, tops, tokens, lengths)
+    take_found(logits, tops, tokens, lengths, log)
 
 
 def find_likeliest(scores: torch.Tensor) -> torch.Tensor:
@@ -140,7 +144,13 @@ def find_likeliest(scores: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
-def take_found(scores: torch.Tensor, tops: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
+def take_found(
+    scores: torch.Tensor,
+    tops: torch.Tensor,
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    log: torch.Tensor | None = None,
+) -> None:
     """`take_highest` of scores (rows, vocab) whose maximum per tile is known (rows, tiles)."""
     rows, vocab = scores.shape
     num_tiles = tops.shape[1]
@@ -151,10 +161,12 @@ def take_found(scores: torch.Tensor, tops: torch.Tensor, tokens: torch.Tensor, l
         tops,
         tokens,
         lengths,
+        log if log is not None else tokens,
         vocab,
         num_tiles,
         TILE=TILE,
         TILES=max(2, triton.next_power_of_2(num_tiles)),
+        LOGGED=len(log) if log is not None else 0,
         num_warps=8,
         **launch_options(),
     )
