@@ -31,10 +31,7 @@ from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding
 def can_fuse(spec: DecoderSpec) -> bool:
     """Whether a block is made of parts that the fused kernels know."""
     if spec.mixture is not None and (
-        spec.norm.kind != "rms"
-        or spec.norm_placement == "after"
-        or spec.residual == "parallel"
-        or spec.norms_heads_apart
+        spec.norm.kind != "rms" or spec.norm_placement == "after" or spec.residual == "parallel"
     ):
         return False  # such blocks with experts were not measured
     return (
