@@ -22,7 +22,7 @@ from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
-from unspool.models.paths.captured_ahead import start_triton
+from unspool.models.paths.captured_ahead import await_triton, start_triton
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
 from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, open_tokenizer, tokenizer_from_gguf
@@ -91,7 +91,9 @@ def load_parts(
     asked = _read_dtype(dtype)
     start_triton(where)
     try:
-        return _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub)
+        parts = _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub)
+        await_triton()  # a caller may import parts of it next
+        return parts
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
@@ -125,6 +127,7 @@ def _load_parts(
         reading = beside.submit(_read_tokenizer, source)
         if is_adapted:
             architecture = name_architecture(source.config)
+            await_triton()  # transformers imports parts of it
             model = load_adapted(
                 source.location,
                 source.config,

@@ -9,7 +9,7 @@ import torch
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.randomness import draw_gumbel
 from unspool.kernels.presence import runs_kernels
-from unspool.kernels.ranks import rank_rows
+from unspool.kernels.ranks import log_probabilities, rank_rows
 from unspool.kernels.sending import Fetched, fetch
 from unspool.logits.highest import take_highest
 
@@ -55,7 +55,7 @@ def find_candidates(
     if not is_normalised:
         if drawing is None:
             ranked = rank_rows(scores, min(settings.num_candidates, vocab), normalises=True)
-        scores = scores if ranked is not None else torch.log_softmax(scores, dim=-1)
+        scores = scores if ranked is not None else log_probabilities(scores)
     if drawing is not None:
         total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
         noise = draw_gumbel(drawing.seeds, drawing.positions, total.shape[1])
@@ -79,10 +79,10 @@ def select_beams(
     """Decide a step where its scores are: from scores (rows, vocab), log-probabilities if they are normalised, those of
     the running beams (rows,), and the tokens that end a sequence. The host decides alike in `PlainBeams.advance`."""
     fits = _fits_kernels(scores, settings.num_beams, settings.num_candidates)
-    if not is_normalised and (drawing is not None or not fits):
-        scores, is_normalised = torch.log_softmax(scores, dim=-1), True
     if not fits:
-        return select_by_operators(scores, running, ends, settings, drawing)
+        return select_by_operators(scores, running, ends, settings, drawing, is_normalised=is_normalised)
+    if not is_normalised and drawing is not None:
+        scores, is_normalised = torch.log_softmax(scores, dim=-1), True
     from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
 
     chosen = choose_beams(
@@ -104,9 +104,11 @@ def select_by_operators(
     ends: torch.Tensor,
     settings: BeamSettings,
     drawing: Drawing | None = None,
+    *,
+    is_normalised: bool = True,
 ) -> Selection:
-    """The same from log-probabilities, operator by operator: the reference of the kernels."""
-    tokens, beams, best = find_candidates(scores, running, settings, drawing)
+    """The same operator by operator: the reference of the kernels."""
+    tokens, beams, best = find_candidates(scores, running, settings, drawing, is_normalised=is_normalised)
     is_end = (tokens[..., None] == ends).any(dim=-1)
     lowered = torch.where(is_end, best.double() + NEVER, best.double())  # as the host counts
     order = lowered.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).sort(

@@ -15,7 +15,7 @@ from unspool.models.decoder.model import Decoder
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.families.entry import FamilyEntry
 from unspool.models.families.gguf import find_gguf_names
-from unspool.models.paths.captured_ahead import META, prepare_decoder
+from unspool.models.paths.captured_ahead import META, await_triton, prepare_decoder
 from unspool.models.settings import Settings
 from unspool.models.sharing import SharedSource, without_numbers
 from unspool.models.weights import WeightSource
@@ -47,6 +47,7 @@ class DecoderFamily(FamilyEntry):
         if packing is None:
             self._prepare(spec, names, tensors, device, dtype)
         weights = assemble_decoder(spec, names, tensors, device, dtype, progress, packing)
+        await_triton()  # a caller may import parts of it next
         return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
 
     def prepare(

@@ -34,6 +34,7 @@ META: Final = torch.device("meta")
 _WARM_TOKENS: Final = 64
 _lock = threading.Lock()
 _importing: list[threading.Thread] = []  # what runs once, when Triton is asked for
+_is_imported = threading.Event()  # Triton itself is, or can't be
 _prepared: set[Hashable] = set()
 
 
@@ -51,7 +52,19 @@ def start_triton(device: torch.device) -> None:
             _importing.pop()  # nothing waits for the last one but the kernels that were compiled meanwhile
 
 
+def await_triton() -> None:
+    """Wait until an import of Triton that was started has ended. While it goes on, a thread that imports a part of
+    Triton first can leave both with half of it: Python ends one of two imports that wait for each other."""
+    if _importing:
+        _is_imported.wait()
+
+
 def _import_kernels() -> None:
+    try:
+        with suppress(Exception):
+            importlib.import_module("triton")
+    finally:
+        _is_imported.set()
     with suppress(Exception):  # the import that needs them raises again
         importlib.import_module("unspool.models.paths.captured_blocks")
         importlib.import_module("triton.experimental.gluon.nvidia.hopper")  # imported when a first kernel is launched
@@ -59,6 +72,7 @@ def _import_kernels() -> None:
 
 def _start_driver() -> None:
     """On a machine without a cache of kernels, a third of a second of a C compiler."""
+    _is_imported.wait()
     with suppress(Exception):
         importlib.import_module("unspool.kernels.gpu.late_driver").use_late_driver()
         _ = importlib.import_module("triton.runtime").driver.active.utils
@@ -66,6 +80,7 @@ def _start_driver() -> None:
 
 def _hash_triton() -> None:
     """Triton names what it compiles by a hash of all of its files, which takes as long again; it keeps the hash."""
+    _is_imported.wait()
     begin_short_turns()  # it reads hundreds of megabytes, one by one
     try:
         with suppress(Exception):

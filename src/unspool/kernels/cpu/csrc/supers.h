@@ -176,8 +176,7 @@ INLINE codes in_order(codes v) { return _mm512_permutexvar_epi64(_mm512_setr_epi
 #define AND _mm512_and_si512
 #define OR _mm512_or_si512
 #define STORE_CODES _mm512_storeu_si512
-#define FOUR(p) four_of_all(p)
-INLINE codes dot_super(codes dot, codes w, codes x) { return _mm512_dpbusd_epi32(dot, w, x); }
+INLINE codes dot_super(codes dot, codes w, const int8_t *x) { return add_four(dot, w, x); }
 #else
 typedef __m256i codes;
 typedef __m256 numbers;
@@ -199,8 +198,7 @@ INLINE codes in_order(codes v) { return v; }
 #define AND _mm256_and_si256
 #define OR _mm256_or_si256
 #define STORE_CODES(p, v) _mm256_storeu_si256((__m256i *)(p), v)
-#define FOUR(p) four(p)
-INLINE codes dot_super(codes dot, codes w, codes x) { return add_dots(dot, w, x); }
+INLINE codes dot_super(codes dot, codes w, const int8_t *x) { return add_dots(dot, w, four(x)); }
 #endif
 
 /* Bits of every byte, moved by some places; those that come from a neighbour must be masked. */
@@ -236,10 +234,29 @@ INLINE void read_super(const uint8_t *w, const uint8_t *second, const int kind, 
     }
 }
 
+/* The bits that a block's codes have besides four. */
+INLINE void load_extra(const uint8_t *w, const uint8_t *second, const int kind, codes *extra) {
+    if (K_EXTRA(kind)) extra[0] = load_codes(w, second);
+    if (K_EXTRA(kind) > 32) extra[1] = load_codes(w + 32, second + 32);
+}
+
+/* The codes of a block's groups g and g + 4. */
+INLINE void part_codes(const uint8_t *w, const uint8_t *second, const codes *extra, const int kind, const int g, codes *l, codes *h) {
+    const codes low = SIMD(set1_epi8)(15), v = load_codes(w + K_EXTRA(kind) + 32 * g, second + K_EXTRA(kind) + 32 * g);
+    *l = AND(v, low), *h = AND(moved_right(v, 4), low);
+    if (HAS_FIFTHS(kind)) {
+        *l = OR(*l, AND(moved(extra[0], g, 4), SIMD(set1_epi8)(16)));
+        *h = OR(*h, AND(moved(extra[0], 4 + g, 4), SIMD(set1_epi8)(16)));
+    }
+    if (kind == US_K6) {
+        *l = OR(*l, AND(moved(extra[g / 2], 2 * (g % 2), 4), SIMD(set1_epi8)(0x30)));
+        *h = OR(*h, AND(moved(extra[g / 2], 4 + 2 * (g % 2), 4), SIMD(set1_epi8)(0x30)));
+    }
+}
+
 /* With AVX-512 the tile and the one after it, if it `is_pair`; otherwise itself twice. */
 INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M, const int kind, int is_pair, float *out) {
     const uint8_t *end = w + (size_t)supers * K_BYTES(kind), *second = is_pair ? end : w;
-    const codes low = SIMD(set1_epi8)(15);
     numbers total[MOST_M];
     super_scales s;
     EACH_ROW total[m] = SIMD(setzero_ps)();
@@ -250,28 +267,19 @@ INLINE void tile_super(const uint8_t *w, int supers, activations a, const int M,
         for (int b = 0; b < K_BLOCKS(kind); b++, w += K_BLOCK(kind), second += K_BLOCK(kind), a.quants += 32 * M, a.scales += M, a.sums += M, a.offsets += 2 * M) {
             codes extra[2], dot[2][MOST_M];
             ask_ahead(w, second, end, K_BYTES(kind) / K_BLOCKS(kind));
-            if (K_EXTRA(kind)) extra[0] = load_codes(w, second);
-            if (K_EXTRA(kind) > 32) extra[1] = load_codes(w + 32, second + 32);
+            load_extra(w, second, kind, extra);
             if (kind == US_K6) EACH_ROW {
                 dot[0][m] = SIMD(set1_epi32)(a.offsets[2 * m]);
                 dot[1][m] = SIMD(set1_epi32)(a.offsets[2 * m + 1]);
             }
             else EACH_ROW dot[0][m] = dot[1][m] = (codes){0};
             UNROLLED for (int g = 0; g < 4; g++) {
-                const codes v = load_codes(w + K_EXTRA(kind) + 32 * g, second + K_EXTRA(kind) + 32 * g);
-                codes l = AND(v, low), h = AND(moved_right(v, 4), low);
-                if (HAS_FIFTHS(kind)) {
-                    l = OR(l, AND(moved(extra[0], g, 4), SIMD(set1_epi8)(16)));
-                    h = OR(h, AND(moved(extra[0], 4 + g, 4), SIMD(set1_epi8)(16)));
-                }
-                if (kind == US_K6) {
-                    l = OR(l, AND(moved(extra[g / 2], 2 * (g % 2), 4), SIMD(set1_epi8)(0x30)));
-                    h = OR(h, AND(moved(extra[g / 2], 4 + 2 * (g % 2), 4), SIMD(set1_epi8)(0x30)));
-                }
-                EACH_ROW dot[0][m] = dot_super(dot[0][m], l, FOUR(a.quants + 32 * m + 4 * g));
+                codes l, h;
+                part_codes(w, second, extra, kind, g, &l, &h);
+                EACH_ROW dot[0][m] = dot_super(dot[0][m], l, a.quants + 32 * m + 4 * g);
                 EACH_ROW {
                     const int which = kind == US_K6 || M <= 4; /* few rows have two sums, or each would wait for the one before */
-                    dot[which][m] = dot_super(dot[which][m], h, FOUR(a.quants + 32 * m + 16 + 4 * g));
+                    dot[which][m] = dot_super(dot[which][m], h, a.quants + 32 * m + 16 + 4 * g);
                 }
             }
             if (kind == US_K6) {

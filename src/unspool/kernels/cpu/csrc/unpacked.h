@@ -13,10 +13,11 @@
 #define GROUP_PANELS 8
 #define MOST_ROWS (GROUP_PANELS * MOST_M) /* that are multiplied at once */
 
-/* For each block 8 groups of 4 columns, of all 16 rows side by side; what they are multiplied by, and what is added. */
+/* For each block 8 groups of 4 columns, of all 16 rows side by side; what they are multiplied by, and what is added: with 8
+ * bits nothing, with 6 what the second half of the block is multiplied by. */
 typedef struct {
     _Alignas(64) uint8_t codes[UNPACKED_SPAN][8][64];
-    float scales[UNPACKED_SPAN][OUTPUTS], minimums[UNPACKED_SPAN][OUTPUTS];
+    float scales[UNPACKED_SPAN][OUTPUTS], others[UNPACKED_SPAN][OUTPUTS];
 } unpacked;
 
 /* Blocks from `first` on of a tile and the one after it; of the last tile alone, twice. */
@@ -33,7 +34,7 @@ INLINE void unpack_pair(const uint8_t *w, int blocks, int first, int count, int 
             _mm512_store_si512(to->codes[b][g], _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80)));
         }
         if (is_q8) continue;
-        _mm512_storeu_ps(to->minimums[b], both_halves(w + 16, second + 16));
+        _mm512_storeu_ps(to->others[b], both_halves(w + 16, second + 16));
         UNROLLED for (int g = 0; g < 4; g++) {
             const __m512i v = both_tiles(w + 32 + 32 * g, second + 32 + 32 * g);
             _mm512_store_si512(to->codes[b][g], _mm512_and_si512(v, low));
@@ -42,31 +43,80 @@ INLINE void unpack_pair(const uint8_t *w, int blocks, int first, int count, int 
     }
 }
 
+/* The same of super-blocks, of which a span has whole ones. */
+INLINE void unpack_supers(const uint8_t *w, int supers, int first, int count, const int kind, int is_pair, unpacked *to) {
+    const uint8_t *end = w + (size_t)supers * K_BYTES(kind), *second = is_pair ? end : w;
+    const size_t before = (size_t)(first / K_BLOCKS(kind)) * K_BYTES(kind);
+    super_scales s;
+    w += before, second += before;
+    for (int at = 0; at < count;) {
+        read_super(w, second, kind, &s);
+        w += K_HEADER(kind), second += K_HEADER(kind);
+        for (int b = 0; b < K_BLOCKS(kind); b++, at++, w += K_BLOCK(kind), second += K_BLOCK(kind)) {
+            codes extra[2];
+            ask_ahead(w, second, end, K_BYTES(kind) / K_BLOCKS(kind));
+            load_extra(w, second, kind, extra);
+            UNROLLED for (int g = 0; g < 4; g++) {
+                codes l, h;
+                part_codes(w, second, extra, kind, g, &l, &h);
+                _mm512_store_si512(to->codes[at][g], l);
+                _mm512_store_si512(to->codes[at][4 + g], h);
+            }
+            const __m512 d = _mm512_loadu_ps(s.scales[kind == US_K6 ? 2 * b : b]);
+            const __m512 other = kind == US_K6 ? _mm512_loadu_ps(s.scales[2 * b + 1]) : -_mm512_loadu_ps(s.minimums[b]);
+            _mm512_storeu_ps(to->scales[at], d);
+            _mm512_storeu_ps(to->others[at], other);
+        }
+    }
+}
+
 /* Add a span's products to the totals of a panel's rows. */
-INLINE void add_span(const unpacked *u, int blocks, activations a, const int M, const int is_q8, float (*made)[OUTPUTS]) {
+INLINE void add_span(const unpacked *u, int blocks, activations a, const int M, const int kind, float (*made)[OUTPUTS]) {
     __m512 total[MOST_M];
     EACH_ROW total[m] = _mm512_loadu_ps(made[m]);
-    for (int b = 0; b < blocks; b++, a.quants += 32 * M, a.scales += M, a.sums += M) {
-        const __m512 d = _mm512_loadu_ps(u->scales[b]), least = is_q8 ? d : _mm512_loadu_ps(u->minimums[b]);
-        __m512i dot[MOST_M];
-        EACH_ROW dot[m] = _mm512_setzero_si512();
-        UNROLLED for (int g = 0; g < 8; g++) {
-            const __m512i v = _mm512_load_si512(u->codes[b][g]);
-            EACH_ROW dot[m] = add_four(dot[m], v, a.quants + 32 * m + 4 * g);
+    for (int b = 0; b < blocks; b++, a.quants += 32 * M, a.scales += M, a.sums += M, a.offsets += 2 * M) {
+        const __m512 d = _mm512_loadu_ps(u->scales[b]), other = kind == US_Q8 ? d : _mm512_loadu_ps(u->others[b]);
+        UNROLLED for (int half = 0; half < 2; half++) { /* with 6 bits they have scales of their own; else the first is all */
+            if (half && kind != US_K6) break;
+            __m512i dot[MOST_M];
+            EACH_ROW dot[m] = kind == US_K6 ? _mm512_set1_epi32(a.offsets[2 * m + half]) : _mm512_setzero_si512();
+            UNROLLED for (int g = 0; g < 8; g++) {
+                if (kind == US_K6 && g / 4 != half) continue;
+                const __m512i v = _mm512_load_si512(u->codes[b][g]);
+                EACH_ROW dot[m] = add_four(dot[m], v, a.quants + 32 * m + 4 * g);
+            }
+            EACH_ROW {
+                if (kind == US_Q8) total[m] = add_q8(total[m], dot[m], d, a.scales[m], a.sums[m]);
+                else if (kind == US_K6)
+                    total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[m]), _mm512_mul_ps(half ? other : d, _mm512_set1_ps(a.scales[m])), total[m]);
+                else total[m] = add_q4(total[m], dot[m], d, other, a.scales[m], a.sums[m]);
+            }
         }
-        EACH_ROW total[m] = is_q8 ? add_q8(total[m], dot[m], d, a.scales[m], a.sums[m]) : add_q4(total[m], dot[m], d, least, a.scales[m], a.sums[m]);
     }
     EACH_ROW _mm512_storeu_ps(made[m], total[m]);
 }
 
-static void add_panel(const unpacked *u, int blocks, activations a, int M, int is_q8, float (*made)[OUTPUTS]) {
-#define SPAN(M)                                            \
-    case M:                                                \
-        if (is_q8) add_span(u, blocks, a, M, 1, made);      \
-        else add_span(u, blocks, a, M, 0, made);            \
+static void add_panel(const unpacked *u, int blocks, activations a, int M, int32_t kind, float (*made)[OUTPUTS]) {
+#define SPAN(M)                                                        \
+    case M:                                                            \
+        if (kind == US_Q8) add_span(u, blocks, a, M, US_Q8, made);      \
+        else if (kind == US_K6) add_span(u, blocks, a, M, US_K6, made); \
+        else add_span(u, blocks, a, M, US_Q4, made);                    \
         break;
     switch (M) { SPAN(1) SPAN(2) SPAN(3) SPAN(4) SPAN(5) SPAN(6) SPAN(7) SPAN(8) }
 #undef SPAN
+}
+
+static void unpack_span(const us_matrix *w, const uint8_t *tile, int first, int count, int is_pair, unpacked *to) {
+    const int blocks = w->columns / US_BLOCK, supers = blocks / 8;
+    switch (w->kind) {
+    case US_Q8: unpack_pair(tile, blocks, first, count, 1, is_pair, to); break;
+    case US_Q4: unpack_pair(tile, blocks, first, count, 0, is_pair, to); break;
+    case US_K4: unpack_supers(tile, supers, first, count, US_K4, is_pair, to); break;
+    case US_K5: unpack_supers(tile, supers, first, count, US_K5, is_pair, to); break;
+    case US_K6: unpack_supers(tile, supers, first, count, US_K6, is_pair, to); break;
+    default: unpack_supers(tile, blocks, first, count, US_Q5, is_pair, to);
+    }
 }
 
 /* Up to OUTPUTS output rows from `first`, for as many panels from `row` on as a group has: out[row][OUTPUTS]. How many rows
@@ -84,31 +134,29 @@ static int32_t multiply_unpacked(const us_matrix *w, int32_t first, int32_t coun
         if (left <= 0) return last - row;
         count = count < left ? count : left;
     }
-    const int is_q8 = w->kind == US_Q8, blocks = w->columns / US_BLOCK, is_pair = count > US_TILE;
+    const int blocks = w->columns / US_BLOCK, is_pair = count > US_TILE;
     const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * (size_t)blocks * us_block_bytes(w->kind);
     float made[MOST_ROWS][OUTPUTS];
     unpacked u;
     memset(made, 0, sizeof made[0] * (size_t)(last - row));
     for (int from = 0; from < blocks; from += UNPACKED_SPAN) {
         const int span = blocks - from < UNPACKED_SPAN ? blocks - from : UNPACKED_SPAN;
-        if (is_q8) unpack_pair(tile, blocks, from, span, 1, is_pair, &u);
-        else unpack_pair(tile, blocks, from, span, 0, is_pair, &u);
+        unpack_span(w, tile, from, span, is_pair, &u);
         for (int32_t i = 0; i < num_panels; i++) {
             const panel p = panels[i];
             const size_t at = (size_t)p.first * (size_t)blocks + (size_t)from * (size_t)p.count;
-            const activations a = {all.quants + at * US_BLOCK, all.scales + at, all.sums + at, NULL};
-            add_panel(&u, span, a, p.count, is_q8, made + (p.first - row));
+            const activations a = {all.quants + at * US_BLOCK, all.scales + at, all.sums + at, all.offsets + 2 * at};
+            add_panel(&u, span, a, p.count, w->kind, made + (p.first - row));
         }
     }
     for (int32_t m = 0; m < last - row; m++) memcpy(out + (size_t)OUTPUTS * (size_t)m, made[m], sizeof(float) * (is_pair ? OUTPUTS : US_TILE));
     return last - row;
 }
 
-/* Whether a matrix lies in tiles that can be unpacked so. */
+/* Whether all of a matrix lies in tiles. */
 static int is_tiled(const us_matrix *w) {
-    for (; w; w = w->rest)
-        if (w->kind != US_Q4 && w->kind != US_Q8) return 0;
-    return 1;
+    while (w && !us_is_plain(w->kind)) w = w->rest;
+    return !w;
 }
 
 #else
