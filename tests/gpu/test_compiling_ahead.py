@@ -65,11 +65,7 @@ def test_a_first_call_compiles_nothing_itself(compiled: list[str]) -> None:
         torch.cuda.synchronize()
     wait_for_compilers()
     ahead = set(compiled)
-    assert {
-        "_attend",
-        "_multiply_row",
-        "_embed",
-    } <= ahead  # other tests may have had the rest compiled, for their sizes
+    assert {"_attend", "_multiply_row"} <= ahead  # other tests may have had the rest compiled, for their sizes
     compiled.clear()
     ids = torch.randint(3, 1337, (1, 37)).cuda()
     call = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}

@@ -74,8 +74,11 @@ def test_attention_of_halves(kind: str, pairs: int, has_norm: bool, dtype: torch
             is_halved=is_halved,
         )  # fmt: skip
         found.append((out, buffer))
-    assert torch.equal(found[0][1], found[1][1]) and not torch.equal(found[0][1], held)
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=0.0, atol=0.0, equal_nan=True)
+    # Norms and products of float32 add up the same numbers in another order.
+    bounds = {"rtol": 0.0, "atol": 1e-5 if dtype == torch.float32 else 0.0}
+    torch.testing.assert_close(found[0][1], found[1][1], **bounds)
+    assert not torch.equal(found[0][1], held)
+    torch.testing.assert_close(found[0][0], found[1][0], **bounds, equal_nan=True)
     assert found[0][0][: 3 * new].isfinite().all()
 
 
