@@ -104,6 +104,12 @@ WAYS: tuple[dict[str, Any], ...] = (
         "watermarking_config": unspool.WatermarkingConfig(bias=3.0, seeding_scheme="selfhash", context_width=3),
         "seed": 11,
     },
+    {  # the first tokens of a short text are unmarked
+        "do_sample": True,
+        "top_k": 0,
+        "watermarking_config": unspool.WatermarkingConfig(bias=8.0, context_width=5),
+        "seed": 13,
+    },
     {
         "do_sample": True,
         "top_k": 4,
@@ -143,6 +149,16 @@ def test_every_turn_is_that_of_single_steps(
         assert follow(model, inputs, **more) == expected
         assert unspool.generate(model, **inputs, **more).tolist() == generated.tolist()
     assert max(model.sizes, default=0) <= most
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_text_shorter_than_its_context_is_not_marked_yet(seed: int) -> None:
+    def call() -> Any:
+        mark = unspool.WatermarkingConfig(bias=20.0, context_width=5)
+        more: dict[str, Any] = {"do_sample": True, "top_k": 0, "seed": seed, "watermarking_config": mark}
+        return unspool.generate(Stretching(), **pad_left([[3]]), max_new_tokens=7, eos_token_id=None, **more)
+
+    assert torch.equal(call(), one_by_one(call))
 
 
 START = stretch.StretchTurns.__init__

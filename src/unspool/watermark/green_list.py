@@ -141,12 +141,11 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
     def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:  # noqa: ARG002
         """The library's calls for every step."""
         marks = find_marks() if ids.device.type == "cpu" and vocab == self.vocab_size else None
-        if marks is None or ids.shape[-1] < self.context_width:
+        if marks is None:
             return None
         if self._table is not None:
-            lists = self._describe_own()
-            return OwnListsCall(marks, ids, vocab, lists, self.bias)
-        return ListedCall(marks, ids, vocab, self._find_bits, self.bias)
+            return OwnListsCall(marks, ids, vocab, self._describe_own(), self.bias)
+        return ListedCall(marks, ids, vocab, self._find_bits, self.bias, self.context_width)
 
     def _describe_own(self) -> cpu_marks.OwnLists:
         assert self._table is not None

@@ -193,14 +193,18 @@ class OwnListsCall(MarkCall):
 
 
 class ListedCall(MarkCall):
-    """Green lists of the last token."""
+    """Green lists of the last token, after a text of at least `fewest` columns."""
 
-    def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int, find_bits: FindBits, bias: float) -> None:
+    def __init__(
+        self, marks: Marks, ids: torch.Tensor, vocab: int, find_bits: FindBits, bias: float, fewest: int
+    ) -> None:
         super().__init__(marks, ids, vocab)
-        self._find_bits, self._bias = find_bits, bias
+        self._find_bits, self._bias, self._fewest = find_bits, bias, fewest
 
     def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
         """The scores, more on the lists."""
+        if columns < self._fewest:
+            return scores
         given, bits = self._read(scores), self._find_bits(self._numbers[:, columns - 1].tolist())
         self._handle.us_raise_listed(
             given.data_ptr(), self._rows, self._vocab, bits.data_ptr(), bits.shape[1], self._bias, self._out.data_ptr()
