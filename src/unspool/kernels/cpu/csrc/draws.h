@@ -261,22 +261,26 @@ static int32_t draw_token(us_drawing *d) {
     return draw_from_candidates(d);
 }
 
+/* Memory for a thread's drawings, one after the other; NULL, and noted in `failed`, if there is none. */
+static us_candidate *find_room(int32_t vocab, void *failed) {
+    us_candidate *room = malloc(2 * sizeof *room * (size_t)vocab);
+    if (!room) atomic_store((atomic_int *)failed, 1);
+    return room;
+}
+
+static us_drawing begin_drawing(const float *scores, int64_t row, int32_t vocab, const us_draw *draw, us_candidate *room) {
+    return (us_drawing){.scores = scores + row * vocab, .vocab = vocab, .draw = draw, .found = room, .order = room + vocab};
+}
+
 static void run_row_draws(const void *argument, int32_t thread, us_team *team) {
     const us_row_draw_task *task = argument;
     int64_t first, last;
     split(task->rows, thread, team->size, &first, &last);
     if (first == last) return;
-    us_candidate *room = malloc(2 * sizeof *room * (size_t)task->vocab);
-    if (!room) {
-        atomic_store((atomic_int *)task->failed, 1);
-        return;
-    }
+    us_candidate *room = find_room(task->vocab, task->failed);
+    if (!room) return;
     for (int64_t row = first; row < last; row++) {
-        us_drawing drawing = {.scores = task->scores + row * task->vocab,
-                              .vocab = task->vocab,
-                              .draw = task->draws + row,
-                              .found = room,
-                              .order = room + task->vocab};
+        us_drawing drawing = begin_drawing(task->scores, row, task->vocab, task->draws + row, room);
         task->tokens[row] = draw_token(&drawing);
     }
     free(room);

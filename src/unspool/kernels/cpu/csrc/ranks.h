@@ -72,17 +72,10 @@ static void run_ranks(const void *argument, int32_t thread, us_team *team) {
     int64_t first, last;
     split(task->rows, thread, team->size, &first, &last);
     if (first == last) return;
-    us_candidate *room = malloc(2 * sizeof *room * (size_t)task->vocab);
-    if (!room) {
-        atomic_store((atomic_int *)task->failed, 1);
-        return;
-    }
+    us_candidate *room = find_room(task->vocab, task->failed);
+    if (!room) return;
     for (int64_t row = first; row < last; row++) {
-        us_drawing drawing = {.scores = task->scores + row * task->vocab,
-                              .vocab = task->vocab,
-                              .draw = &plain,
-                              .found = room,
-                              .order = room + task->vocab};
+        us_drawing drawing = begin_drawing(task->scores, row, task->vocab, &plain, room);
         int32_t *tokens = task->tokens + row * task->count;
         if (!rank_row(&drawing, task->count, task->normalises, task->values + row * task->count, tokens)) tokens[0] = -1;
     }
