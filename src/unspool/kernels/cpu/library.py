@@ -18,7 +18,7 @@ from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-ABI: Final = 17
+ABI: Final = 18
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
