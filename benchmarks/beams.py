@@ -70,7 +70,7 @@ class Pair:
         run = start(self._model, self._prompt, **self._common)
         for _ in run:
             pass
-        self.bytes_held["ours"] = run.cache_bytes
+        self.bytes_held["ours"] = run.cache.nbytes
 
     def search_with_transformers(self) -> None:
         """Theirs."""

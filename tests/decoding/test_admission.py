@@ -60,7 +60,7 @@ def decode_together(
     assert isinstance(turns, TokenTurns)
     for run in runs[1:]:
         other = run._turns
-        assert isinstance(other, TokenTurns) and run._cache is not None
+        assert isinstance(other, TokenTurns) and run.cache.held is not None
         cache = join_caches([turns.strategy._scorer.reader.cache, other.strategy._scorer.reader.cache])
         turns.admit(other, cache)
     with torch.no_grad():

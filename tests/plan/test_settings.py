@@ -98,7 +98,7 @@ def test_no_setting_passes_silently(name: str) -> None:
         return
     assert name in APPLIED | NEUTRAL | BY_PROCESSORS
     if name in PROCESSORS:
-        kinds = [type(processor) for processor in run._processors]
+        kinds = [type(processor) for processor in run.parts.processors]
         assert any(issubclass(kind, resolve(PROCESSORS[name].processor)) for kind in kinds)
 
 

@@ -20,7 +20,7 @@ from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.loop import Emitted
 from unspool.decoding.observer import Observer
 from unspool.decoding.preparation import Hooks
-from unspool.decoding.prompts import Prompts, continue_prompts
+from unspool.decoding.prompts import Prompts, continue_prompts, mark_columns
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
@@ -162,14 +162,14 @@ def generate(
         **kwargs,
     )
     _use(streamer, run)
-    finish = run.model.finish if isinstance(run.model, ColumnModel) else None
-    if not run.returns_output:
+    finish = run.parts.model.finish if isinstance(run.parts.model, ColumnModel) else None
+    if not run.parts.returns_output:
         return run.sequences() if finish is None else finish(run.sequences())
     output = run.output()
     if finish is not None:
         output.sequences = finish(output.sequences)  # type: ignore[attr-defined]  # all outputs have them
     if find_object(model) is not None:
-        return dress_output(output, run.model, run.prompt_mask)  # type: ignore[no-any-return]  # transformers' class
+        return dress_output(output, run.parts.model, mark_columns(run.parts.prompts))  # type: ignore[no-any-return]  # transformers' class
     return output
 
 
@@ -187,7 +187,7 @@ def _find_speech(model: Any) -> Model | None:
 
 def _use(streamer: Any, run: Run) -> None:
     """Iterate a run to its end, with the caller's streamer if there is one."""
-    check_methods(ConfigFacts(run.settings), OF_SEQUENCES)
+    check_methods(ConfigFacts(run.parts.settings), OF_SEQUENCES)
     if streamer is None:
         for _ in run:
             pass
@@ -200,7 +200,7 @@ def stream(
 ) -> Iterator[Emitted]:
     """What `generate` does, step by step: each row's tokens as they are chosen. Closing the iterator stops the work."""
     run = start(model, inputs, generation_config, **kwargs)
-    check_methods(ConfigFacts(run.settings), OF_STREAM)
+    check_methods(ConfigFacts(run.parts.settings), OF_STREAM)
     return iter(run)
 
 
@@ -405,14 +405,14 @@ def feed(streamer: Any, run: Run, steps: Iterable[Emitted] | None = None) -> Non
 
     The steps are the run's own, or those that somebody else drives.
     """
-    pad = run.pad_token_id
-    if run.num_rows > 1 and run.has_bursts:
+    pad = run.parts.plan.pad_token_id
+    if run.num_rows > 1 and run.parts.has_bursts:
         raise SettingError(
             f"a streamer takes one token of each row a step, and {run.num_rows} rows get different numbers of them "
             "from beams or a drafter; stream one row, or use stream() and lm.stream()"
         )
     try:
-        streamer.put(run.prompt_ids.cpu())
+        streamer.put(run.parts.prompt_ids.cpu())
         for emitted in run if steps is None else steps:
             if run.num_rows == 1:
                 tokens = emitted.tokens.get(0, [])

@@ -161,7 +161,7 @@ def generate_speech(
         is_whole = True
     run = start(**rest, **asked)
     use(run)
-    if run.returns_output:
+    if run.parts.returns_output:
         return run.output()
     return run.sequences() if is_whole else _strip(run, settings)
 
@@ -177,7 +177,7 @@ def _strip(run: Run, settings: GenerationConfig) -> torch.Tensor:
     ends = settings.eos_token_id
     ends = ends if isinstance(ends, list | tuple) else [ends]
     rows = [tokens[:-1] if tokens and tokens[-1] in ends else tokens for tokens in run.emitted]
-    return pad_rows(rows, run.pad_token_id)
+    return pad_rows(rows, run.parts.plan.pad_token_id)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> torch.Tensor:

@@ -156,7 +156,7 @@ class Engine:
         number, now = next(self._numbers), time.monotonic()
         request = Request(answer, number, priority=priority, deadline=deadline)
         is_plain = needs.is_plain and self._memory.pool is not None
-        joins = needs.joins and self._memory.pool is None and answer.run.model is self._lm.model
+        joins = needs.joins and self._memory.pool is None and answer.run.parts.model is self._lm.model
         entry = self._make_entry(number, needs, is_plain)
         entry.priority, entry.arrived = priority, now
         entry.deadline = None if deadline is None else now + deadline
