@@ -24,7 +24,7 @@ import torch
 from floor import run_forwards  # benchmarks/floor.py
 
 import unspool
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.loading.catalogue import find_model
 
 TEXT = (

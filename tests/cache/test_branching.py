@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.conformance.cases import load_model, read_cases
 
 import unspool
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.cache import BranchingCache, DynamicCache, StaticCache
 from unspool.errors import SettingError, UnsupportedError
 

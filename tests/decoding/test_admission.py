@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.decoding.greenlets import join_caches
 from tests.fakes import FakeModel
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.rows import Rows
 from unspool.decoding.run import Run
@@ -112,7 +112,7 @@ def test_the_same_processors_become_one_with_values_per_row() -> None:
     model = FakeModel()
     one, _ = begin(model, PROMPTS[0], 1, **SAMPLED[0])
     two, _ = begin(model, PROMPTS[1], 1, **SAMPLED[1])
-    own, other = one._processors, two._processors
+    own, other = one.parts.processors, two.parts.processors
     joined = own.join_rows(other, (2, 1), (0, 3))
     assert [type(processor) for processor in joined] == [type(processor) for processor in own]
     assert joined[0].temperature.tolist() == [1.4, 1.4, 0.7]

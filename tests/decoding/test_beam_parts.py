@@ -11,7 +11,7 @@ import torch
 from tests.conformance.cases import Case, load_model, read_cases, run_case
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
 from unspool import generate
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.cache import DIVIDE, Cache, DynamicCache, EncoderDecoderCache
 from unspool.cache.kinds import KINDS
 from unspool.errors import SettingError, UnsupportedError

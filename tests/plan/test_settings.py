@@ -10,7 +10,7 @@ from tests.plan.examples import COMPANIONS, EXAMPLES
 from tests.plan.plans import SPOKEN, assign, plan_for
 
 from unspool import generate
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.config import PARAMETERS
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnspoolError, UnsupportedError

@@ -8,9 +8,9 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from unspool.api.again import describe_call, keep_run, start_again
-from unspool.api.calls import start
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
+from unspool.api.starting import start
 from unspool.config import GenerationConfig
 from unspool.config.structures import STRUCTURES
 from unspool.decoding.loop import Emitted, LiveBeam

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
 
-from unspool.api.calls import generate, start
+from unspool.api.calls import generate
 from unspool.api.speech import merge_speech
+from unspool.api.starting import start
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats

@@ -21,7 +21,7 @@ from unspool.speech.alignment import find_times
 from unspool.speech.markers import Markers
 
 Start = Callable[..., Run]
-"""`unspool.api.calls.start`: checks a call and prepares its run."""
+"""`unspool.api.starting.start`: checks a call and prepares its run."""
 
 
 @dataclass
