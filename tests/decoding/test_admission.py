@@ -123,7 +123,7 @@ def test_processors_that_count_columns_keep_to_their_rows() -> None:
     model = FakeModel()
     one, _ = begin(model, PROMPTS[0], 1, **GREEDY[2])
     two, _ = begin(model, PROMPTS[1], 1, **GREEDY[4])
-    joined = one._processors.join_rows(two._processors, (2, 1), (0, 3))
+    joined = one.parts.processors.join_rows(two.parts.processors, (2, 1), (0, 3))
     assert isinstance(joined[0], RowGroups) and [count for _, count, _ in joined[0].groups] == [2, 1]
     few = joined.select_rows(torch.tensor([1, 2]))
     assert [(count, shift) for _, count, shift in few[0].groups] == [(1, 0), (1, 3)]
