@@ -70,6 +70,6 @@ class StopEntry:
 
 def check_entry(entry: StopEntry) -> None:
     """Raise a PluginError for a stop that can't be added."""
-    check_new(f"stop {entry.reason!r}", entry.parameters)
     if entry.reason == OWN_REASON:
         raise PluginError(f"the reason {OWN_REASON!r} is that of a caller's own criteria; give yours another name")
+    check_new(f"stop {entry.reason!r}", entry.parameters)
