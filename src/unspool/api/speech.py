@@ -17,7 +17,7 @@ from unspool.protocols import Model
 from unspool.speech.arguments import ONE_WINDOW, WINDOWS, SpeechArguments, read_arguments, take_arguments
 from unspool.speech.decoder import Start, WindowDecoder
 from unspool.speech.markers import begin, needs_detection
-from unspool.speech.windows import Course, FeatureRow, Place, WindowResult, decode_windows
+from unspool.speech.windows import Course, FeatureRow, SoundCursor, WindowResult, decode_windows
 
 _SOURCES = ("input_features", "encoder_outputs")
 
@@ -256,10 +256,10 @@ def _cut_rows(core: Model, features: Any, mask: Any, told: SpeechArguments) -> l
     ]
 
 
-def _report(watch: Any, sources: Sequence[FeatureRow], places: Sequence[Place]) -> None:
+def _report(watch: Any, sources: Sequence[FeatureRow], cursors: Sequence[SoundCursor]) -> None:
     seeks = [source.num_frames for source in sources]
-    for place in places:
-        seeks[place.index] = place.seek
+    for cursor in cursors:
+        seeks[cursor.index] = cursor.seek
     watch(torch.tensor([[seek, source.num_frames] for seek, source in zip(seeks, sources, strict=True)]))
 
 

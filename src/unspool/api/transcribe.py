@@ -22,7 +22,7 @@ from unspool.speech.languages import find_language
 from unspool.speech.markers import check_choice, read_markers
 from unspool.speech.results import Segment, Transcription, Word
 from unspool.speech.sound import Sound, open_sound
-from unspool.speech.windows import Course, Place, WindowResult, decode_windows
+from unspool.speech.windows import Course, SoundCursor, WindowResult, decode_windows
 from unspool.speech.words import group_words, trim_edges
 from unspool.text import Tokenizer
 
@@ -178,11 +178,11 @@ class Transcriber:
             self.frames[index] = Frames(sound, self._shape)
             yield self.frames[index]
 
-    def _report(self, places: Sequence[Place]) -> None:
+    def _report(self, cursors: Sequence[SoundCursor]) -> None:
         if self.progress is not None:
-            for place in places:
-                frames = self.frames[place.index]
-                self.progress(place.index, place.seek / FRAMES_PER_SECOND, frames.sound.seconds)
+            for cursor in cursors:
+                frames = self.frames[cursor.index]
+                self.progress(cursor.index, cursor.seek / FRAMES_PER_SECOND, frames.sound.seconds)
 
     def _read(self, result: WindowResult) -> Iterator[Segment]:
         self.languages[result.index] = code = self._name_language(result)
