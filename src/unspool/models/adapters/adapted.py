@@ -114,6 +114,10 @@ class AdaptedModel:
     def generation_config(self, config: GenerationConfig | None) -> None:
         self._settings = config
 
+    def keep_setting(self, name: str, value: Any) -> None:
+        """Change one of the model's own settings: the transformers object's, unless others were set here."""
+        setattr(self._settings if self._settings is not None else self.inner.generation_config, name, value)
+
     def _shape_keys(self, num_layers: int, num_heads: int, width: int) -> KeyShape:
         """The key shape of a cache with layers of `num_heads` heads of this width."""
         return KeyShape(
