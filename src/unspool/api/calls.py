@@ -11,6 +11,7 @@ import torch
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.core import as_model, find_object
 from unspool.api.healing import heal_prompts
+from unspool.api.precedence import follow_criteria
 from unspool.api.recipes import run_recipe
 from unspool.api.speech import generate_speech, prepare_window
 from unspool.cache import Cache
@@ -104,7 +105,7 @@ def generate(
             "negative_prompt_ids": negative_prompt_ids,
             "negative_prompt_attention_mask": negative_prompt_attention_mask,
         }
-        return run_recipe(recipe, generate, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
+        return run_recipe(recipe, generate, start, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
     theirs = find_object(model)
     speech = _find_speech(model)
     preparing = None if theirs is None or speech is not None else find_preparing(theirs)
@@ -289,6 +290,8 @@ def start(
     if given.prepared is None:
         cache = read_cache(past_key_values, prompts.lengths, sources, core)
     shape = _shape(prompts, cache)
+    criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
+    follow_criteria(settings, origins, criteria, prompts)
     plan = settle(settings, origins, core.info, shape, *drafts)
     core = _compile(core, plan)
     if assistant is not None:
@@ -299,7 +302,6 @@ def start(
     guide = next((one for one in processors if isinstance(one, UnbatchedClassifierFreeGuidanceLogitsProcessor)), None)
     arguments = {"beams": beams, "tokenizer": tokenizer, "guide": None if guide is None else type(guide).__name__}
     check_methods(Facts(settings, core.info, shape, given=arguments), *OF_CALL)
-    criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
     hooks = Hooks(
         processors,
         criteria,
