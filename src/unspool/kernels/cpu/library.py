@@ -14,6 +14,7 @@ import torch
 
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels import packing
+from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
@@ -24,7 +25,8 @@ MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
 SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
 _KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "q5": 6, "bfloat16": 7}
-_PLAIN: Final = {"float32": 4, "bfloat16": 2}  # bytes of a number of the kinds that are no tiles
+PANEL: Final = 16  # output rows of a tile of bfloat16; US_PANEL
+_FLOATS: Final = frozenset(("float32", "bfloat16"))  # kinds whose activations are not rounded
 _NAMES: Final = {number: name for name, number in _KINDS.items()}
 _SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
@@ -197,8 +199,10 @@ def point(tensor: torch.Tensor | None) -> int | None:
 
 
 def _count_bytes(kind: AnyKind | Literal["float32", "bfloat16"], rows: int, columns: int) -> int | None:
-    if kind == "float32" or kind == "bfloat16":
-        return _PLAIN[kind] * rows * columns
+    if kind == "float32":
+        return 4 * rows * columns
+    if kind == "bfloat16":
+        return 2 * (-(-rows // PANEL) * PANEL) * columns if columns % BLOCK == 0 else None
     return count_tile_bytes(kind, rows, columns)
 
 
@@ -215,13 +219,13 @@ def describe_matrix(
     The last of the rows may be `rest`'s: of another quantised kind, and kept alive by the caller.
     """
     own = rows - (rest.rows if rest is not None else 0)
-    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, rows if kind in _PLAIN else own, columns):
+    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, rows if kind in _FLOATS else own, columns):
         raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {own} rows and {columns} columns")
     if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
         raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
     if rest is None:
         return Matrix(_KINDS[kind], rows, columns, own, point(data), point(bias), None)
-    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & _PLAIN.keys():
+    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & _FLOATS:
         raise SettingError(
             f"a {_NAMES[rest.kind]} matrix of {rest.columns} columns can't follow {own} rows of a {kind} matrix of "
             f"{columns} columns"
@@ -297,6 +301,9 @@ class Library:
         handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
+        self.narrows = hasattr(handle, "us_narrow_rows")
+        if self.narrows:
+            handle.us_narrow_rows.argtypes = [at, ctypes.c_int32, ctypes.c_int32, at]
         self.ranks = hasattr(handle, "us_rank_rows")  # a library of the first days of this ABI has none
         if self.ranks:
             handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
@@ -337,6 +344,15 @@ class Library:
         scratch = torch.empty(int(self._handle.us_product_bytes(ctypes.byref(matrix), x.shape[0])), dtype=torch.uint8)
         self._handle.us_product(ctypes.byref(matrix), point(x), x.shape[0], point(y), point(scratch), self.threads)
         return y
+
+    def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
+        """Lay a float32 matrix out in tiles of bfloat16, whose rows are a multiple of `PANEL`; whether every number is
+        finite and none was rounded."""
+        rows, columns = weight.shape
+        size = _count_bytes("bfloat16", rows, columns)
+        if not self.narrows or weight.dtype != torch.float32 or out.nbytes != size:
+            raise SettingError(f"{out.nbytes} bytes are no place for {rows} rows of {columns} numbers of bfloat16")
+        return bool(self._handle.us_narrow_rows(point(weight), rows, columns, point(out)))
 
     def read_rows(self, matrix: Matrix, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a matrix as numbers: (count, columns) float32."""
