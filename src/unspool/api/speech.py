@@ -17,7 +17,7 @@ from unspool.protocols import Model
 from unspool.speech.arguments import ONE_WINDOW, WINDOWS, SpeechArguments, read_arguments, take_arguments
 from unspool.speech.decoder import Start, WindowDecoder
 from unspool.speech.markers import begin, needs_detection
-from unspool.speech.windows import Course, FeatureRow, Place, WindowResult, decode_windows
+from unspool.speech.windows import Course, FeatureRow, SoundCursor, WindowResult, decode_windows
 
 _SOURCES = ("input_features", "encoder_outputs")
 
@@ -161,7 +161,7 @@ def generate_speech(
         is_whole = True
     run = start(**rest, **asked)
     use(run)
-    if run.returns_output:
+    if run.parts.returns_output:
         return run.output()
     return run.sequences() if is_whole else _strip(run, settings)
 
@@ -177,7 +177,7 @@ def _strip(run: Run, settings: GenerationConfig) -> torch.Tensor:
     ends = settings.eos_token_id
     ends = ends if isinstance(ends, list | tuple) else [ends]
     rows = [tokens[:-1] if tokens and tokens[-1] in ends else tokens for tokens in run.emitted]
-    return pad_rows(rows, run.pad_token_id)
+    return pad_rows(rows, run.parts.plan.pad_token_id)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> torch.Tensor:
@@ -256,10 +256,10 @@ def _cut_rows(core: Model, features: Any, mask: Any, told: SpeechArguments) -> l
     ]
 
 
-def _report(watch: Any, sources: Sequence[FeatureRow], places: Sequence[Place]) -> None:
+def _report(watch: Any, sources: Sequence[FeatureRow], cursors: Sequence[SoundCursor]) -> None:
     seeks = [source.num_frames for source in sources]
-    for place in places:
-        seeks[place.index] = place.seek
+    for cursor in cursors:
+        seeks[cursor.index] = cursor.seek
     watch(torch.tensor([[seek, source.num_frames] for seek, source in zip(seeks, sources, strict=True)]))
 
 

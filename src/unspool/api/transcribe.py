@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
 
-from unspool.api.calls import generate, start
+from unspool.api.calls import generate
 from unspool.api.speech import merge_speech
+from unspool.api.starting import start
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats
@@ -22,7 +23,7 @@ from unspool.speech.languages import find_language
 from unspool.speech.markers import check_choice, read_markers
 from unspool.speech.results import Segment, Transcription, Word
 from unspool.speech.sound import Sound, open_sound
-from unspool.speech.windows import Course, Place, WindowResult, decode_windows
+from unspool.speech.windows import Course, SoundCursor, WindowResult, decode_windows
 from unspool.speech.words import group_words, trim_edges
 from unspool.text import Tokenizer
 
@@ -178,11 +179,11 @@ class Transcriber:
             self.frames[index] = Frames(sound, self._shape)
             yield self.frames[index]
 
-    def _report(self, places: Sequence[Place]) -> None:
+    def _report(self, cursors: Sequence[SoundCursor]) -> None:
         if self.progress is not None:
-            for place in places:
-                frames = self.frames[place.index]
-                self.progress(place.index, place.seek / FRAMES_PER_SECOND, frames.sound.seconds)
+            for cursor in cursors:
+                frames = self.frames[cursor.index]
+                self.progress(cursor.index, cursor.seek / FRAMES_PER_SECOND, frames.sound.seconds)
 
     def _read(self, result: WindowResult) -> Iterator[Segment]:
         self.languages[result.index] = code = self._name_language(result)

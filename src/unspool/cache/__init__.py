@@ -1,6 +1,8 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
-from unspool.cache.base import (
+from unspool.cache.base import Cache
+from unspool.cache.config import CacheConfig, StaticCacheConfig
+from unspool.cache.contract.capabilities import (
     BRANCH,
     BRANCH_SOURCE,
     DIVIDE,
@@ -14,9 +16,7 @@ from unspool.cache.base import (
     SELECT_ROWS,
     TRIAL,
     UNDO,
-    Cache,
 )
-from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.files import SavedCache, load_cache, save_cache

@@ -29,8 +29,8 @@ from unspool.cache.sliding import HybridCache, SlidingWindowCache, refuse_encode
 from unspool.cache.static import StaticCache
 from unspool.cache.stores.memory import Allocate
 from unspool.cache.stores.quantization import OPTIONS, QuantizedCacheConfig, read_quantized_config
-from unspool.errors import PluginError, SettingError, UnsupportedError
-from unspool.registry import Table
+from unspool.errors import SettingError, UnsupportedError
+from unspool.registry import Table, check_maker
 
 Options = Mapping[str, Any]
 """What `cache_config` says, without the name of the kind."""
@@ -434,8 +434,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
 
 
 def _check_entry(entry: CacheKindEntry) -> None:
-    if not callable(entry.make):
-        raise PluginError(f"the kind of cache {entry.name!r} has no function that makes it")
+    check_maker(f"kind of cache {entry.name!r}", entry.make)
 
 
 KINDS: Final = Table[CacheKindEntry]("kind of cache", _BUILT_IN, lambda entry: entry.name, _check_entry)

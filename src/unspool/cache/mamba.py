@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL, UNDO
+from unspool.cache.contract.capabilities import JOIN, RAGGED, SELECT_ROWS, TRIAL, UNDO
 from unspool.cache.mamba_surface import StateSurface
 from unspool.cache.older_names import takes_batch_size
 from unspool.cache.stored import FixedCache, StoredCache

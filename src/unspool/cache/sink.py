@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
+from unspool.cache.contract.capabilities import JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.reference import count_queries
 from unspool.cache.sink_surface import ShiftedLayers
 from unspool.cache.span import Mask, Span

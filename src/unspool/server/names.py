@@ -48,7 +48,6 @@ def _refused(name: str, why: str, *neutral: Any) -> Field:
 
 
 _ARRAY: Final[Json] = {"type": "array"}
-_ANYTHING: Final[Json] = {}
 _STRUCTURED: Final[Json] = {
     "type": "object",
     "properties": {

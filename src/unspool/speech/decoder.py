@@ -21,7 +21,7 @@ from unspool.speech.alignment import find_times
 from unspool.speech.markers import Markers
 
 Start = Callable[..., Run]
-"""`unspool.api.calls.start`: checks a call and prepares its run."""
+"""`unspool.api.starting.start`: checks a call and prepares its run."""
 
 
 @dataclass
@@ -160,7 +160,7 @@ class WindowDecoder:
         for _ in run:
             pass
         self.num_passes += run.stats.forward_passes
-        output = run.output() if run.returns_output else None
+        output = run.output() if run.parts.returns_output else None
         made = []
         for row, (prompt, emitted) in enumerate(zip(prompts, run.emitted, strict=True)):
             tokens = emitted[:-1] if emitted and emitted[-1] in self.markers.ends else emitted

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from unspool.errors import SettingError
 from unspool.kernels.cpu import BLOCK, Library, find_library, pack_tiles, quantise_rows
-from unspool.kernels.cpu.library import PANEL, Matrix, describe_matrix
+from unspool.kernels.cpu.structures import PANEL, CMatrix, describe_matrix
 
 KINDS = ("float32", "bfloat16", "int8", "int4")
 FLOATS = ("float32", "bfloat16")
 
 
-def make(kind: str, rows: int, columns: int, seed: int, has_bias: bool) -> tuple[Matrix, torch.Tensor, object]:
+def make(kind: str, rows: int, columns: int, seed: int, has_bias: bool) -> tuple[CMatrix, torch.Tensor, object]:
     """A matrix of the library, the numbers that it stands for, and what must be kept alive."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns, generator=generator)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unspool.kernels.cpu import find_library, why_missing
-from unspool.kernels.cpu.library import describe_matrix
+from unspool.kernels.cpu.structures import describe_matrix
 from unspool.models.decoder.model import Decoder
 from unspool.models.paths.library import LibraryPath
 from unspool.models.paths.library_narrow import NarrowCopies

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unspool.cache import Cache
 from unspool.errors import SettingError
 from unspool.kernels.cpu import find_library, why_missing
-from unspool.kernels.cpu.library import describe_packed
+from unspool.kernels.cpu.structures import describe_packed
 from unspool.kernels.packing import Packed, Scheme
 from unspool.models.decoder.model import Decoder
 from unspool.models.paths.library import LibraryPath

@@ -10,10 +10,7 @@ import torch
 from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import find_library, why_missing
-from unspool.kernels.cpu.library import Layer as CLayer
-from unspool.kernels.cpu.library import Matrix as CMatrix
-from unspool.kernels.cpu.library import Model, describe_matrix, point
-from unspool.kernels.cpu.library import Norm as CNorm
+from unspool.kernels.cpu.structures import CLayer, CMatrix, CModel, CNorm, describe_matrix, point
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.mixture import Mixture
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
@@ -117,7 +114,7 @@ class DescribedModel:
         if weights.positions is not None:
             positions = weights.positions[spec.position_offset :]
         self._kept_at = find_addresses(self._kept)
-        self._model = Model(
+        self._model = CModel(
             num_layers=spec.num_layers,
             hidden=spec.hidden_size,
             num_heads=spec.num_heads,
@@ -196,16 +193,16 @@ class DescribedModel:
         self._may_narrow = False
         self._describe()
 
-    def reach(self, stop: int) -> Model:
+    def reach(self, stop: int) -> CModel:
         """The structs for a pass that reads positions below `stop`: the layers' position tables go that far."""
         self._follow_moves()
         if stop > self._room:
             self._extend_tables(stop)
         return self._model
 
-    def take_first(self, num_layers: int) -> Model:
+    def take_first(self, num_layers: int) -> CModel:
         """A copy of the structs with the first layers only."""
-        model = Model.from_buffer_copy(self._model)
+        model = CModel.from_buffer_copy(self._model)
         model.num_layers = min(num_layers, self._spec.num_layers)
         return model
 

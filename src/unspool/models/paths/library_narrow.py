@@ -13,8 +13,8 @@ from typing import Final
 import torch
 
 from unspool.kernels.cpu import BLOCK, find_library
-from unspool.kernels.cpu.library import PANEL
 from unspool.kernels.cpu.pages import Arena, count_arena_bytes
+from unspool.kernels.cpu.structures import PANEL
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.weights import Linear

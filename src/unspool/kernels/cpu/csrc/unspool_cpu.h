@@ -1,6 +1,6 @@
 /* The decode step of a decoder, alone or beside an encoder, on a CPU, in one call. C11, no dependencies.
  *
- * Python checks every size and offset before it calls (kernels/cpu/library.py); here memory is trusted.
+ * Python checks every size and offset before it calls (kernels/cpu/library.py and structures.py); here memory is trusted.
  * All strides are counted in floats. Matrices are (rows, columns): an output row each.
  */
 #ifndef UNSPOOL_CPU_H
