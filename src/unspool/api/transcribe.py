@@ -33,7 +33,7 @@ Progress = Callable[[int, float, float | None], None]
 """Called with a sound's index, the seconds that were read, and the seconds in all if that is known."""
 
 
-class Speaker(Protocol):
+class SpeechModel(Protocol):
     """What a transcription needs from a language model."""
 
     name: str
@@ -63,7 +63,7 @@ class Options:
 class Transcriber:
     """One call: sounds, a model of speech, and the segments that come out."""
 
-    lm: Speaker
+    lm: SpeechModel
     sounds: Sequence[Sound]
     options: Options
     settings: Mapping[str, Any]
@@ -282,7 +282,7 @@ def open_sounds(audio: Any, sampling_rate: int | None) -> tuple[list[Sound], boo
 
 
 def transcribe(
-    lm: Speaker, audio: Any, options: Options, settings: Mapping[str, Any], progress: Progress | None
+    lm: SpeechModel, audio: Any, options: Options, settings: Mapping[str, Any], progress: Progress | None
 ) -> Any:
     """The transcription of a sound, or one for each of a list."""
     sounds, is_one = open_sounds(audio, options.sampling_rate)

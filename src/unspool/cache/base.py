@@ -81,7 +81,7 @@ class Cache(RowChanges, ReferenceSurface, SharedRows, ReadByAddress, KeysInView)
     def _begin(self, span: Span) -> None:
         """Work out once what all layers of a pass need."""
 
-    def attach(self, turns: Any) -> None:
+    def attach(self, rotation: Any) -> None:
         """Called by a model before a pass: how it enters positions into keys, for kinds that place keys anew."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from unspool.cache import PagedCache
 from unspool.cache.paged.joint import JointRows, shares_pool
 from unspool.decoding.reader import answer_at_once
-from unspool.engine.drafts import Drafting
+from unspool.engine.drafts import DraftPool
 from unspool.engine.memory import EngineMemory
 from unspool.protocols import Ask, Forward
 
@@ -92,7 +92,7 @@ class Passes:
     def _is_own(self, ask: Ask) -> bool:
         return self._pool is not None and shares_pool(ask.cache, self._pool)
 
-    def _find_drafting(self, ask: Ask) -> Drafting | None:
+    def _find_drafting(self, ask: Ask) -> DraftPool | None:
         """The draft model in whose blocks the rows of an ask lie; None if they lie elsewhere."""
         found = self._memory.drafts.find(ask.model)
         return found if found is not None and shares_pool(ask.cache, found.pool) else None

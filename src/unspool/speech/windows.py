@@ -17,7 +17,7 @@ from unspool.speech.segments import Slice, cut_window
 Progress = Callable[[Sequence["SoundCursor"]], None]
 
 
-class Source(Protocol):
+class FeatureSource(Protocol):
     """The features of a sound, read window by window."""
 
     def num_left(self, seek: int) -> int:
@@ -63,7 +63,7 @@ class SoundCursor:
     """Where the work on one sound is."""
 
     index: int
-    source: Source
+    source: FeatureSource
     seek: int = 0
     language: int | None = None  # the token that was found
     history: list[list[int]] = field(default_factory=list)  # the tokens of each segment so far
@@ -98,7 +98,7 @@ class Course:
 
 
 def decode_windows(
-    decoder: WindowDecoder, sources: Iterable[Source], course: Course, progress: Progress | None = None
+    decoder: WindowDecoder, sources: Iterable[FeatureSource], course: Course, progress: Progress | None = None
 ) -> Iterator[WindowResult]:
     """Every window's result, as soon as it is there; the sounds of a batch take turns, row by row."""
     waiting = iter(enumerate(sources))
@@ -114,7 +114,7 @@ def decode_windows(
         cursors = [cursor for cursor in cursors if cursor.source.num_left(cursor.seek) > 0]
 
 
-def _begin(index: int, source: Source, course: Course, decoder: WindowDecoder) -> SoundCursor:
+def _begin(index: int, source: FeatureSource, course: Course, decoder: WindowDecoder) -> SoundCursor:
     cursor = SoundCursor(index, source, is_conditioned=course.conditions)
     if course.prompt_ids is not None and not course.prompts_all:
         has_mark = course.prompt_ids[:1] == (decoder.markers.previous,)
