@@ -65,6 +65,8 @@ typedef struct {
     const int64_t *states;   /* rows: the hash of the tokens before */
     uint32_t shift;          /* token v has its bits at state + shift + v, modulo size */
     const uint8_t *repeated; /* rows: these stay as they are */
+    const double *uniforms;  /* rows: numbers in [0, 1) that draw tokens, instead of `out`; then no table is smaller than the vocabulary */
+    int32_t *tokens;         /* rows; or NULL */
     void *rooms;             /* a us_play_room for each thread, this far apart (bytes) */
     size_t room_size;
 } us_tournament_task;

@@ -250,13 +250,25 @@ int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t voca
     return 0;
 }
 
+static int32_t play(us_tournament_task task, int32_t threads) {
+    task.room_size = (sizeof(us_play_room) + 2 * sizeof(float) * (size_t)task.vocab + 63) & ~(size_t)63;
+    task.rooms = gather_with(task.room_size * (size_t)(threads > 1 ? threads : 1), threads);
+    if (!task.rooms) return -1;
+    us_do(kernels()->tournament, &task);
+    return 0;
+}
+
 int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
                            uint32_t size, const int64_t *states, uint32_t shift, const uint8_t *repeated, int32_t threads) {
-    const size_t room_size = (sizeof(us_play_room) + 2 * sizeof(float) * (size_t)vocab + 63) & ~(size_t)63;
-    void *rooms = gather_with(room_size * (size_t)(threads > 1 ? threads : 1), threads);
-    if (!rooms) return -1;
-    us_do(kernels()->tournament, &(us_tournament_task){scores, out, rows, vocab, depth, words, size, states, shift, repeated, rooms, room_size});
-    return 0;
+    return play((us_tournament_task){scores, out, rows, vocab, depth, words, size, states, shift, repeated, NULL, NULL, NULL, 0}, threads);
+}
+
+int32_t us_draw_winners(const float *scores, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
+                        const int64_t *states, uint32_t shift, const uint8_t *repeated, const double *uniforms, int32_t *tokens,
+                        int32_t threads) {
+    if ((int64_t)size < vocab) return -2;
+    return play((us_tournament_task){scores, NULL, rows, vocab, depth, words, size, states, shift, repeated, uniforms, tokens, NULL, 0},
+                threads);
 }
 
 void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,
