@@ -10,7 +10,7 @@ from unspool.plan.drafting import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CheckedTurn:
     """What one turn did and cost."""
 
     drafted: list[int]  # guesses, one per row
@@ -41,7 +41,7 @@ class Policy(Protocol):
         """How many of the guesses that came are worth a check, one per row."""
         ...
 
-    def observe(self, turn: Turn) -> None:
+    def observe(self, turn: CheckedTurn) -> None:
         """Hear how a turn went."""
         ...
 
@@ -70,7 +70,7 @@ class Scheduled:
         """All of them."""
         return list(counts)
 
-    def observe(self, turn: Turn) -> None:
+    def observe(self, turn: CheckedTurn) -> None:
         """Draft more after a draft that was right to its end, and less after another; one number for all rows."""
         if self._moves and any(turn.drafted):
             is_right = all(a == d for a, d in zip(turn.accepted, turn.drafted, strict=True))
