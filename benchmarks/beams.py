@@ -24,7 +24,7 @@ import torch
 from floor import run_forwards  # benchmarks/floor.py
 
 import unspool
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.loading.catalogue import find_model
 
 TEXT = (
@@ -70,7 +70,7 @@ class Pair:
         run = start(self._model, self._prompt, **self._common)
         for _ in run:
             pass
-        self.bytes_held["ours"] = run.cache_bytes
+        self.bytes_held["ours"] = run.cache.nbytes
 
     def search_with_transformers(self) -> None:
         """Theirs."""

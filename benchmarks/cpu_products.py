@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from unspool.kernels.cpu import find_library, pack_tiles, quantise_rows, read_supers
-from unspool.kernels.cpu.library import describe_matrix
+from unspool.kernels.cpu.structures import describe_matrix
 from unspool.kernels.cpu.supers import SUPER_BYTES, SUPER_KINDS, count_columns
 
 STORED = {kind: name for name, kind in SUPER_KINDS.items()} | {"q5": "Q5_1"}

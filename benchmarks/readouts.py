@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 

@@ -8,8 +8,8 @@ import pytest
 from tests.engine.fakes import make_lm
 
 from unspool.bench.trace import (
-    Arrival,
-    Served,
+    ServedRequest,
+    TracedRequest,
     find_figures,
     find_prompts,
     make_trace,
@@ -29,7 +29,7 @@ def test_traces_are_random_and_repeatable() -> None:
 
 
 def test_a_trace_is_served_both_ways() -> None:
-    lm, trace = make_lm(), [Arrival(0.0, 5, 6), Arrival(0.01, 3, 9), Arrival(0.02, 8, 2)]
+    lm, trace = make_lm(), [TracedRequest(0.0, 5, 6), TracedRequest(0.01, 3, 9), TracedRequest(0.02, 8, 2)]
     prompts = find_prompts(trace, range(3, 20))
     served, stats = serve(lm, trace, prompts, 4)
     static = serve_statically(lm, trace, prompts, 4)
@@ -40,7 +40,7 @@ def test_a_trace_is_served_both_ways() -> None:
 
 
 def test_figures() -> None:
-    found = find_figures([Served(0.0, 1.0, 3.0, 5), Served(1.0, 4.0, 5.0, 3)])
+    found = find_figures([ServedRequest(0.0, 1.0, 3.0, 5), ServedRequest(1.0, 4.0, 5.0, 3)])
     assert found.tokens_per_second == pytest.approx(8 / 5) and found.first_median == pytest.approx(2.0)
     assert found.between == pytest.approx(500.0) and found.seconds == pytest.approx(5.0)
 

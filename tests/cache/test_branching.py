@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.conformance.cases import load_model, read_cases
 
 import unspool
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.cache import BranchingCache, DynamicCache, StaticCache
 from unspool.errors import SettingError, UnsupportedError
 
@@ -124,7 +124,7 @@ def test_beams_over_branches_are_beams_over_copies(name: str, more: dict[str, ob
     common = {"num_beams": 4, "max_new_tokens": 12, "return_dict_in_generate": True, "output_scores": True, **more}
     run = start(model, **inputs, **common)
     for _ in run:
-        assert isinstance(run._cache, BranchingCache)
+        assert isinstance(run.cache.held, BranchingCache)
     shared = run.output()
     assert isinstance(shared.past_key_values, DynamicCache)  # callers get a plain one
     copied = unspool.generate(model, **inputs, **common, cache_implementation="static")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.decoding.greenlets import join_caches
 from tests.fakes import FakeModel
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.rows import Rows
 from unspool.decoding.run import Run
@@ -60,7 +60,7 @@ def decode_together(
     assert isinstance(turns, TokenTurns)
     for run in runs[1:]:
         other = run._turns
-        assert isinstance(other, TokenTurns) and run._cache is not None
+        assert isinstance(other, TokenTurns) and run.cache.held is not None
         cache = join_caches([turns.strategy._scorer.reader.cache, other.strategy._scorer.reader.cache])
         turns.admit(other, cache)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_the_same_processors_become_one_with_values_per_row() -> None:
     model = FakeModel()
     one, _ = begin(model, PROMPTS[0], 1, **SAMPLED[0])
     two, _ = begin(model, PROMPTS[1], 1, **SAMPLED[1])
-    own, other = one._processors, two._processors
+    own, other = one.parts.processors, two.parts.processors
     joined = own.join_rows(other, (2, 1), (0, 3))
     assert [type(processor) for processor in joined] == [type(processor) for processor in own]
     assert joined[0].temperature.tolist() == [1.4, 1.4, 0.7]
@@ -123,7 +123,7 @@ def test_processors_that_count_columns_keep_to_their_rows() -> None:
     model = FakeModel()
     one, _ = begin(model, PROMPTS[0], 1, **GREEDY[2])
     two, _ = begin(model, PROMPTS[1], 1, **GREEDY[4])
-    joined = one._processors.join_rows(two._processors, (2, 1), (0, 3))
+    joined = one.parts.processors.join_rows(two.parts.processors, (2, 1), (0, 3))
     assert isinstance(joined[0], RowGroups) and [count for _, count, _ in joined[0].groups] == [2, 1]
     few = joined.select_rows(torch.tensor([1, 2]))
     assert [(count, shift) for _, count, shift in few[0].groups] == [(1, 0), (1, 3)]

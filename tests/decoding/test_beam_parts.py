@@ -11,7 +11,7 @@ import torch
 from tests.conformance.cases import Case, load_model, read_cases, run_case
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
 from unspool import generate
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.cache import DIVIDE, Cache, DynamicCache, EncoderDecoderCache
 from unspool.cache.kinds import KINDS
 from unspool.errors import SettingError, UnsupportedError
@@ -87,7 +87,7 @@ def test_states_come_in_the_order_of_the_rows() -> None:
 def test_a_prompt_is_still_held_once() -> None:
     run = start(load_model("llama").model, [[5, 6, 7] * 20], num_beams=4, max_new_tokens=3, low_memory=True)
     whole = start(load_model("llama").model, [[5, 6, 7] * 20], num_beams=4, max_new_tokens=3)
-    assert [list(run), list(whole)] and run.cache_bytes == whole.cache_bytes > 0
+    assert [list(run), list(whole)] and run.cache.nbytes == whole.cache.nbytes > 0
 
 
 def test_low_memory_needs_something_to_divide() -> None:
@@ -129,8 +129,8 @@ def hold(num_beams: int, **settings: Any) -> tuple[Cache, Any]:
     )
     for _ in run:
         pass
-    assert run._cache is not None
-    return run._cache, run.output()
+    assert run.cache.held is not None
+    return run.cache.held, run.output()
 
 
 @pytest.mark.parametrize("more", [{}, {"low_memory": True}, {"cache_implementation": "static"}], ids=str)

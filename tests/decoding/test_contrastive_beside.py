@@ -11,7 +11,7 @@ from tests.conformance.cases import load_model
 from tests.decoding.contrastive import ASK, ROWS, WAYS, cut, read_fake, read_native, search_slowly
 from tests.fakes import FakeModel, make_tokenizer, pad_left
 from unspool import DynamicCache, StaticCache, generate, stream
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.errors import NoTokenLeftError, SettingError
 
 

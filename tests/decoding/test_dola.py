@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.fakes import FakeLayers, pad_left
 from unspool import generate, stream
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.logits import RepetitionPenaltyLogitsProcessor
 
 ROWS = [[3, 4, 5, 6], [7], [8, 9], [11, 4, 2, 6, 5]]

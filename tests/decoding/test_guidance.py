@@ -11,7 +11,7 @@ import torch
 from tests.decoding.test_sampling import critical
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
 from unspool import generate, stream
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.cache import Cache, DynamicCache, StaticCache
 from unspool.protocols import LAST, Forward, Want
 

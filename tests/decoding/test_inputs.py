@@ -10,7 +10,7 @@ import torch
 
 from tests.fakes import FakeModel, decode_slowly, new_fake_cache, pad_left
 from unspool import DynamicCache, EncoderDecoderCache, generate, stream
-from unspool.api.calls import _UNBUILT
+from unspool.api.starting import UNBUILT
 from unspool.decoding.prompts import Prompts
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
 
@@ -332,7 +332,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(_UNBUILT))
+@pytest.mark.parametrize("name", sorted(UNBUILT))
 def test_arguments_to_come_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"`{name}` needs"):
         generate(FakeModel(), IDS, **{name: ARGUMENTS[name]})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conformance.cases import load_model
 from tests.decoding.greenlets import Engine
 from tests.fakes import FakeEncoderDecoder, FakeLayers, FakeModel, pad_left
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.decoding.run import Run
 
 REQUESTS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import unspool
 from tests.conformance.cases import load_model
 from tests.fakes import FakeModel, pad_left
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.cache import Cache
 from unspool.decoding import choice
 from unspool.decoding.strategies import stretch

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import unspool
 from tests.fakes import FakeEncoderDecoder, FakeLayers, FakeModel, make_tokenizer
 from unspool.api import LanguageModel
 from unspool.cache import KeyShape
@@ -15,10 +17,19 @@ from unspool.loading.model import LoadedParts
 
 SHAPE = KeyShape(num_layers=1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
 BLOCK_BYTES = 2 * 4 * 16  # of 16 positions
+ENDLESS: dict[str, Any] = {"max_new_tokens": 1000, "eos_token_id": None}
 
 
 class Fake(FakeModel):
     key_shape = SHAPE
+
+
+class Slow(Fake):
+    """A model that takes its time."""
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        time.sleep(0.002)
+        return super().forward(*args, **named)
 
 
 class FakeWithLayers(FakeLayers):
@@ -33,3 +44,7 @@ def make_lm(model: Any = None, *, has_tokenizer: bool = False) -> LanguageModel:
     config = GenerationConfig(eos_token_id=[2, 11], pad_token_id=0)
     tokenizer = make_tokenizer() if has_tokenizer else None
     return LanguageModel(LoadedParts("fake", Path(), model or Fake(), tokenizer, config))
+
+
+def make_engine(lm: Any, num_blocks: int = 200, **options: Any) -> unspool.Engine:
+    return unspool.Engine(lm, **{"memory": BLOCK_BYTES * num_blocks, "block_size": 16, **options})

@@ -15,7 +15,7 @@ import unspool
 from tests.conformance.cases import GOLDENS, load_model
 from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, FakeWithLayers, make_lm
 from unspool.api import LanguageModel
-from unspool.engine.memory import Layout, count_position_bytes
+from unspool.engine.memory import BlockLayout, count_position_bytes
 from unspool.kernels import sending
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -224,7 +224,7 @@ def test_packed_keys_in_blocks(data: st.DataObject) -> None:
 def test_little_memory_in_blocks_of_other_kinds(kind: str, config: dict[str, Any] | None) -> None:
     """Rows are sent back or moved, and come back to the same bits."""
     lm, size = (load_model("gemma2"), 16) if kind == "paged_hybrid" else (load_quantised(), 64)
-    layout = Layout(lm.model, kind, config, size)
+    layout = BlockLayout(lm.model, kind, config, size)
     blocks = 22 if kind == "paged_hybrid" else 4
     memory = layout.count_block_bytes() * blocks + layout.num_apart * 8 * size * count_position_bytes(lm.model)
     chosen = {"cache_implementation": kind, **({} if config is None else {"cache_config": config})}

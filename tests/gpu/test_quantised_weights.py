@@ -93,7 +93,7 @@ def test_rounded_inputs_change_little(name: str, dtype: str, monkeypatch: pytest
     exact = step(unspool.load(GOLDENS / "models" / name, device="cuda", dtype="float32", quantize="int4").model)
     assert not torch.equal(found["on"], found["off"])
     assert (found["off"] - exact).norm() < 3 * (plain - exact).norm() + 1e-2 * exact.norm()
-    # These small random models make so much of 16-bit floats that llama is 0.4 off in bfloat16 before inputs are rounded.
+    # These small random models make so much of 16-bit floats that llama is 0.4 off in bfloat16 without rounded inputs.
     assert (found["on"] - exact).norm() < 1.5 * (plain - exact).norm() + 1e-1 * exact.norm()
 
 

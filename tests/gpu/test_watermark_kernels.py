@@ -173,13 +173,15 @@ def test_single_tokens_are_followed_through_the_shuffle(vocab: int, num_first: i
 
 @pytest.mark.parametrize(("vocab", "width"), [(160, 1), (3000, 4)])
 def test_candidates_are_raised_by_their_own_lists(vocab: int, width: int) -> None:
-    from unspool.kernels.gpu.marks.green_lists import OwnLists, raise_own
+    from unspool.kernels.gpu.marks.green_lists import DeviceOwnLists, raise_own
 
     settings = {"greenlist_ratio": 0.25, "bias": 2.0, "seeding_scheme": "selfhash", "context_width": width}
     mark = WatermarkLogitsProcessor(vocab, "cpu", hashing_key=2**40 + 7, **settings)
     scores, ids = make_scores(3, vocab), make_ids(3, 6, vocab)
     highest, candidates = scores.topk(40)
     assert mark._table is not None
-    lists = OwnLists(mark._table.to(DEVICE), torch.tensor([2**40 + 7], device=DEVICE), width - 1, mark.greenlist_size)
+    lists = DeviceOwnLists(
+        mark._table.to(DEVICE), torch.tensor([2**40 + 7], device=DEVICE), width - 1, mark.greenlist_size
+    )
     arguments = [one.to(DEVICE) for one in (scores, ids, highest, candidates)]
     assert torch.equal(raise_own(*arguments, lists, 2.0).cpu(), mark(ids, scores))

@@ -287,7 +287,7 @@ CONTROLS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", CONTROLS, ids=str)
 def test_rows_alone_are_rows_in_a_batch_whatever_their_lengths(settings: dict[str, Any]) -> None:
     """Padding that unspool makes is told to the processors, so that no row depends on the others' lengths."""
-    from unspool.api.calls import start
+    from unspool.api.starting import start
 
     def run(rows: list[list[int]], **more: Any) -> list[list[int]]:
         width = max(map(len, rows))

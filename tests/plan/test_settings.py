@@ -10,7 +10,7 @@ from tests.plan.examples import COMPANIONS, EXAMPLES
 from tests.plan.plans import SPOKEN, assign, plan_for
 
 from unspool import generate
-from unspool.api.calls import start
+from unspool.api.starting import start
 from unspool.config import PARAMETERS
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnspoolError, UnsupportedError
@@ -98,7 +98,7 @@ def test_no_setting_passes_silently(name: str) -> None:
         return
     assert name in APPLIED | NEUTRAL | BY_PROCESSORS
     if name in PROCESSORS:
-        kinds = [type(processor) for processor in run._processors]
+        kinds = [type(processor) for processor in run.parts.processors]
         assert any(issubclass(kind, resolve(PROCESSORS[name].processor)) for kind in kinds)
 
 

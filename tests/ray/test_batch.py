@@ -145,9 +145,9 @@ class Full:
     """A disk that is full while a file is there."""
 
     def __init__(self, flag: Path) -> None:
-        from unspool.ray.folder import Parts
+        from unspool.ray.folder import LinesFolder
 
-        class FullParts(Parts):
+        class FullParts(LinesFolder):
             def write_block_to_file(self, block: Any, file: Any) -> None:
                 if flag.exists() and len(list(Path(self.path).iterdir())) > 4:
                     file.write(b'{"line": 1, "te')
@@ -165,7 +165,7 @@ def test_a_full_disk_and_checkpoints_that_are_not_whole(
     flag, place = tmp_path / "full", tmp_path / "out"
     flag.touch()
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "Parts", Full(flag).kind)
+        patch.setattr(folder, "LinesFolder", Full(flag).kind)
         job = folder.FolderJob(make_pipeline(source, MakeDeadly(tmp_path)), place)
         with pytest.raises(UnspoolError, match="No space left on device"):
             job.run()

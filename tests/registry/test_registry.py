@@ -18,8 +18,9 @@ from tests.fakes import FakeModel
 
 import unspool
 from unspool import GenerationConfig, PluginError, SettingError, generate
-from unspool.api.calls import _INPUT_NAMES, start
-from unspool.cache.kinds import CacheKindEntry
+from unspool.api.opening import INPUT_NAMES
+from unspool.api.starting import start
+from unspool.cache import CacheKindEntry
 from unspool.cli.parser import Parser
 from unspool.cli.settings import add_settings, collect_settings
 from unspool.config.parameter import make_flag, make_number
@@ -185,7 +186,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_is(entry: Any, told: str) -
 
 
 def test_no_setting_can_take_the_name_of_an_argument() -> None:
-    named = {*inspect.signature(generate).parameters, *inspect.signature(start).parameters, *_INPUT_NAMES}
+    named = {*inspect.signature(generate).parameters, *inspect.signature(start).parameters, *INPUT_NAMES}
     assert named - {"kwargs"} == set(ARGUMENTS)
 
 

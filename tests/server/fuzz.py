@@ -99,7 +99,6 @@ ROUTES: dict[str, tuple[FieldTable, str, st.SearchStrategy[Any]]] = {
     "/api/generate": (OLLAMA_GENERATE, "prompt", _WORDS),
 }
 _SHORT = ("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict", "num_predict", "max_output_tokens")
-_CAPPED = {"num_beams": 5, "n": 4, "num_return_sequences": 4, "best_of": 4, "num_beam_groups": 3, "min_tokens": 8}
 
 
 def _make_value(known: Field) -> st.SearchStrategy[Any]:

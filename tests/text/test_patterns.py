@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from unspool.text.backend import SPLITS
-from unspool.text.patterns import find_work
+from unspool.text.patterns import find_cost
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (
@@ -94,7 +94,7 @@ UNBOUNDED = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_patterns_in_use_take_time_in_proportion(name: str) -> None:
-    work = find_work(LINEAR[name])
+    work = find_cost(LINEAR[name])
     assert work.degree == 1
     assert work.tries < 100
     assert work.shortest >= 1
@@ -104,7 +104,7 @@ def test_patterns_in_use_take_time_in_proportion(name: str) -> None:
 def test_families_take_time_in_proportion(name: str) -> None:
     for step in SPLITS[name].cut(False):
         pattern = json.loads(step.__getstate__()).get("pattern", {}).get("Regex")
-        assert pattern is None or find_work(pattern).degree == 1
+        assert pattern is None or find_cost(pattern).degree == 1
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -119,23 +119,23 @@ def test_the_proof_holds_on_long_texts(name: str) -> None:
 
 @pytest.mark.parametrize("name", SQUARE)
 def test_squares_in_use(name: str) -> None:
-    assert find_work(SQUARE[name]).degree == 2
+    assert find_cost(SQUARE[name]).degree == 2
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_slow_patterns_are_known_as_such(name: str) -> None:
-    degree = find_work(SLOW[name]).degree
+    degree = find_cost(SLOW[name]).degree
     assert degree is not None
     assert degree >= 2
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_patterns_without_a_bound(name: str) -> None:
-    assert find_work(UNBOUNDED[name]).degree is None
+    assert find_cost(UNBOUNDED[name]).degree is None
 
 
 def test_the_shortest_match() -> None:
-    assert find_work(" {2,}").shortest == 2
-    assert find_work("abc?|(?:x|yz)+").shortest == 0  # not understood, so nothing is promised
-    assert find_work("abc?|(?:xy|yzz){2}").shortest == 2
-    assert find_work(r"(?=a)\b").shortest == 0
+    assert find_cost(" {2,}").shortest == 2
+    assert find_cost("abc?|(?:x|yz)+").shortest == 0  # not understood, so nothing is promised
+    assert find_cost("abc?|(?:xy|yzz){2}").shortest == 2
+    assert find_cost(r"(?=a)\b").shortest == 0

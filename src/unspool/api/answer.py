@@ -8,9 +8,9 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from unspool.api.again import describe_call, keep_run, start_again
-from unspool.api.calls import start
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
+from unspool.api.starting import start
 from unspool.config import GenerationConfig
 from unspool.config.structures import STRUCTURES
 from unspool.decoding.loop import Emitted, LiveBeam
@@ -79,14 +79,20 @@ class Answer:
             arguments |= self._read_negative(negative, settings, chat, tools)
         self.run: Run = self._start(arguments, settings)
         self._added = list(self.run.added_texts)
-        tokenizer, stops = lm.tokenizer, self.run.stop_strings
+        tokenizer, stops = lm.tokenizer, self._list_stop_strings()
         rows = range(self.run.num_rows)
         self._text: list[list[str]] = [[] for _ in rows]
         self._decoders = (
             None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
         )
-        self._trimmers = [StopText(stops, keep=self.run.keeps_stop_strings) for _ in rows] if stops else None
+        self._trimmers = (
+            [StopText(stops, keep=bool(self.run.parts.settings.keep_stop_strings)) for _ in rows] if stops else None
+        )
         self._waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}  # tokens whose text is not certain yet
+
+    def _list_stop_strings(self) -> list[str]:
+        stops = self.run.parts.settings.stop_strings
+        return [stops] if isinstance(stops, str) else list(stops or [])
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError("a running answer can't be copied or pickled; use what result() returns")
@@ -140,7 +146,7 @@ class Answer:
 
     def as_conversation(self) -> Prefix | None:
         """What the model has read, for a next turn with the same beginning; None if rows have left the cache."""
-        held = self.run.find_held()
+        held = self.run.cache.find_held(self.run.emitted)
         return None if held is None else make_conversation(self._lm, *held)  # type: ignore[arg-type]  # the one there is
 
     def _read_prompt(
@@ -258,18 +264,18 @@ class Answer:
     def result(self) -> Generation:
         """Texts, tokens and costs."""
         run = self.run
-        prompts = self._prompt_ids or run.prompt_token_ids()
+        prompts = self._prompt_ids or run.parts.prompts.list_tokens()
         return Generation(
             texts=["".join(parts) for parts in self._text],
             token_ids=run.emitted,
             prompt_token_ids=prompts,
             finish_reasons=run.finish_reasons(),
             stats=run.stats,
-            logprobs=run.logprobs if run.record.num_top is not None else None,
+            logprobs=run.logprobs if run.parts.record.num_top is not None else None,
             prompt_logprobs=run.prompt_logprobs,
             beam_trace=run.beam_trace,
             dola_layers=run.dola_layers,
-            output=run.output() if run.returns_output else None,
-            readers=find_readers(run.settings, run.num_rows),
+            output=run.output() if run.parts.returns_output else None,
+            readers=find_readers(run.parts.settings, run.num_rows),
             calls=self._read_calls(),
         )

@@ -99,7 +99,7 @@ class LanguageModel:
     def stream(self, prompt: Prompt = None, **settings: Any) -> Generator[Piece, None, None]:
         """The text as it is written; the pieces of a batch's rows come interleaved (`piece.row` is the row)."""
         answer = self.start(prompt, **settings)
-        if answer.run.tells_beams:
+        if answer.run.parts.settings.return_beam_trace:
             raise SettingError(
                 "`return_beam_trace` is known only at the end, and a stream can't return it: use lm.generate(), or "
                 "answer = lm.start(…) with answer.pieces() and answer.result().beam_trace"

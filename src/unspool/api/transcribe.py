@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
 
-from unspool.api.calls import generate, start
+from unspool.api.calls import generate
 from unspool.api.speech import merge_speech
+from unspool.api.starting import start
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats
@@ -22,7 +23,7 @@ from unspool.speech.languages import find_language
 from unspool.speech.markers import check_choice, read_markers
 from unspool.speech.results import Segment, Transcription, Word
 from unspool.speech.sound import Sound, open_sound
-from unspool.speech.windows import Course, Place, WindowResult, decode_windows
+from unspool.speech.windows import Course, SoundCursor, WindowResult, decode_windows
 from unspool.speech.words import group_words, trim_edges
 from unspool.text import Tokenizer
 
@@ -32,7 +33,7 @@ Progress = Callable[[int, float, float | None], None]
 """Called with a sound's index, the seconds that were read, and the seconds in all if that is known."""
 
 
-class Speaker(Protocol):
+class SpeechModel(Protocol):
     """What a transcription needs from a language model."""
 
     name: str
@@ -62,7 +63,7 @@ class Options:
 class Transcriber:
     """One call: sounds, a model of speech, and the segments that come out."""
 
-    lm: Speaker
+    lm: SpeechModel
     sounds: Sequence[Sound]
     options: Options
     settings: Mapping[str, Any]
@@ -178,11 +179,11 @@ class Transcriber:
             self.frames[index] = Frames(sound, self._shape)
             yield self.frames[index]
 
-    def _report(self, places: Sequence[Place]) -> None:
+    def _report(self, cursors: Sequence[SoundCursor]) -> None:
         if self.progress is not None:
-            for place in places:
-                frames = self.frames[place.index]
-                self.progress(place.index, place.seek / FRAMES_PER_SECOND, frames.sound.seconds)
+            for cursor in cursors:
+                frames = self.frames[cursor.index]
+                self.progress(cursor.index, cursor.seek / FRAMES_PER_SECOND, frames.sound.seconds)
 
     def _read(self, result: WindowResult) -> Iterator[Segment]:
         self.languages[result.index] = code = self._name_language(result)
@@ -281,7 +282,7 @@ def open_sounds(audio: Any, sampling_rate: int | None) -> tuple[list[Sound], boo
 
 
 def transcribe(
-    lm: Speaker, audio: Any, options: Options, settings: Mapping[str, Any], progress: Progress | None
+    lm: SpeechModel, audio: Any, options: Options, settings: Mapping[str, Any], progress: Progress | None
 ) -> Any:
     """The transcription of a sound, or one for each of a list."""
     sounds, is_one = open_sounds(audio, options.sampling_rate)

@@ -114,7 +114,7 @@ def try_line(number: int, text: bytes) -> Line | BadLineError:
         return error
 
 
-class Columns(Source):
+class ColumnFile(Source):
     """A parquet or arrow file; columns are named, and those that are not are settings of their rows."""
 
     def __init__(self, path: Path, names: Mapping[str, str]) -> None:
@@ -198,7 +198,7 @@ def open_source(path: Path | str, names: Mapping[str, str] | None = None) -> Sou
     """The rows of a file, by its name."""
     place = Path(path)
     if place.suffix in (".parquet", ".arrow", ".feather"):
-        return Columns(place, names or {})
+        return ColumnFile(place, names or {})
     if names:
         raise InputError("columns are named for .parquet and .arrow files; the lines of a .jsonl file name their own")
     return JsonLines(place)

@@ -23,7 +23,7 @@ _MOST_TOKENS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TracedRequest:
     """A request of a trace."""
 
     at: float  # seconds from the beginning
@@ -32,7 +32,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRequest:
     """What became of one: seconds from the trace's beginning."""
 
     arrived: float
@@ -46,13 +46,15 @@ class TraceReport:
     """A trace's figures."""
 
     about: str
-    served: Sequence[Served]  # by the engine, in the order of arrival
-    static: Sequence[Served]  # in static batches
+    served: Sequence[ServedRequest]  # by the engine, in the order of arrival
+    static: Sequence[ServedRequest]  # in static batches
     rows: int  # of both
     stats: EngineStats
 
 
-def make_trace(num_requests: int, rate: float, longest_prompt: int, most_new: int, seed: int = 0) -> list[Arrival]:
+def make_trace(
+    num_requests: int, rate: float, longest_prompt: int, most_new: int, seed: int = 0
+) -> list[TracedRequest]:
     """Random requests, whose arrivals are independent of each other at `rate` per second on average."""
     if not 1 <= num_requests <= MOST_REQUESTS:
         raise SettingError(f"--requests {num_requests} is no whole number from 1 to {MOST_REQUESTS}")
@@ -61,14 +63,16 @@ def make_trace(num_requests: int, rate: float, longest_prompt: int, most_new: in
     order, at, trace = random.Random(seed), 0.0, []
     for _ in range(num_requests):
         trace.append(
-            Arrival(at, order.randint(max(1, longest_prompt // 4), longest_prompt), order.randint(2, max(2, most_new)))
+            TracedRequest(
+                at, order.randint(max(1, longest_prompt // 4), longest_prompt), order.randint(2, max(2, most_new))
+            )
         )
         at += order.expovariate(rate)
     _check_end(trace)
     return trace
 
 
-def read_trace(path: Path) -> list[Arrival]:
+def read_trace(path: Path) -> list[TracedRequest]:
     """A trace from a file with one JSON object per line: {"at": seconds, "prompt": tokens, "new": tokens}."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
@@ -83,7 +87,7 @@ def read_trace(path: Path) -> list[Arrival]:
     return trace
 
 
-def _read_arrival(line: str, number: int) -> Arrival:
+def _read_arrival(line: str, number: int) -> TracedRequest:
     try:
         found: Any = json.loads(line)
         at, prompt, new = found["at"], found["prompt"], found["new"]
@@ -97,10 +101,10 @@ def _read_arrival(line: str, number: int) -> Arrival:
             f"line {number} of --trace: `at` is from 0 to {LONGEST_TRACE:g} seconds, `prompt` and `new` from 1 to "
             f"{_MOST_TOKENS} tokens"
         )
-    return Arrival(float(at), prompt, new)
+    return TracedRequest(float(at), prompt, new)
 
 
-def _check_end(trace: Sequence[Arrival]) -> None:
+def _check_end(trace: Sequence[TracedRequest]) -> None:
     if trace[-1].at > LONGEST_TRACE:
         raise SettingError(
             f"the last request would arrive after {trace[-1].at:.0f} seconds, and a trace has at most "
@@ -108,7 +112,7 @@ def _check_end(trace: Sequence[Arrival]) -> None:
         )
 
 
-def find_prompts(trace: Sequence[Arrival], tokens: Sequence[int], seed: int = 0) -> list[list[int]]:
+def find_prompts(trace: Sequence[TracedRequest], tokens: Sequence[int], seed: int = 0) -> list[list[int]]:
     """A prompt for every request: the story from another word on, so that no two begin alike."""
     order = random.Random(seed)
     prompts = []
@@ -120,11 +124,11 @@ def find_prompts(trace: Sequence[Arrival], tokens: Sequence[int], seed: int = 0)
 
 def serve(
     lm: LanguageModel,
-    trace: Sequence[Arrival],
+    trace: Sequence[TracedRequest],
     prompts: Sequence[Sequence[int]],
     rows: int,
     progress: Callable[[str, int, int], None] | None = None,
-) -> tuple[list[Served], EngineStats]:
+) -> tuple[list[ServedRequest], EngineStats]:
     """Submit every request when it arrives, and see when its tokens are there."""
     with Engine(lm, max_rows=rows) as engine:
         engine.submit(list(prompts[0]), max_new_tokens=2, **_GREEDY).result()  # a first pass sets things up
@@ -139,7 +143,7 @@ def serve(
         for submitted, request in requests:
             stats = request.result().stats
             served.append(
-                Served(
+                ServedRequest(
                     submitted,
                     submitted + stats.first_token_seconds,
                     submitted + stats.total_seconds,
@@ -151,11 +155,11 @@ def serve(
 
 def serve_statically(
     lm: LanguageModel,
-    trace: Sequence[Arrival],
+    trace: Sequence[TracedRequest],
     prompts: Sequence[Sequence[int]],
     rows: int,
     progress: Callable[[str, int, int], None] | None = None,
-) -> list[Served]:
+) -> list[ServedRequest]:
     """The same without an engine: those that wait are a batch, of at most `rows`, which runs to its longest answer."""
     begun, place, served = time.perf_counter(), 0, []
     while place < len(trace):
@@ -172,7 +176,9 @@ def serve_statically(
             if steps[row] < batch[row].new:
                 steps[row] += len(piece.token_ids)
                 ends[row] = when
-        served += [Served(one.at, first, end, one.new) for one, first, end in zip(batch, firsts, ends, strict=True)]
+        served += [
+            ServedRequest(one.at, first, end, one.new) for one, first, end in zip(batch, firsts, ends, strict=True)
+        ]
         place = stop
         if progress is not None:
             progress("static batches", place, len(trace))
@@ -193,7 +199,7 @@ class Figures:
     seconds: float  # of the whole trace
 
 
-def find_figures(served: Sequence[Served]) -> Figures:
+def find_figures(served: Sequence[ServedRequest]) -> Figures:
     """The figures of requests that were served."""
     firsts = sorted(one.first - one.arrived for one in served)
     between = [1e3 * (one.ended - one.first) / (one.new - 1) for one in served if one.new > 1]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from unspool.bench.chart import draw_about, draw_style
-from unspool.bench.trace import Served, TraceReport, find_figures
+from unspool.bench.trace import ServedRequest, TraceReport, find_figures
 
 MARGIN, HEADER, PANEL, GAP, WIDTH = 24.0, 56.0, 220.0, 40.0, 780.0
 
@@ -42,7 +42,7 @@ def draw_trace(report: TraceReport) -> str:
     )
 
 
-def _draw_requests(served: Sequence[Served], top: float, last: float) -> list[str]:
+def _draw_requests(served: Sequence[ServedRequest], top: float, last: float) -> list[str]:
     scale, step = (WIDTH - 2 * MARGIN) / max(last, 1e-9), (PANEL - 20) / len(served)
     height = max(0.6, min(12.0, step * 0.8))
     parts = []

@@ -1,6 +1,8 @@
 """Caches of keys and values: one contract (`base`), one file a kind."""
 
-from unspool.cache.base import (
+from unspool.cache.base import Cache
+from unspool.cache.config import CacheConfig, StaticCacheConfig
+from unspool.cache.contract.capabilities import (
     BRANCH,
     BRANCH_SOURCE,
     DIVIDE,
@@ -14,13 +16,12 @@ from unspool.cache.base import (
     SELECT_ROWS,
     TRIAL,
     UNDO,
-    Cache,
 )
-from unspool.cache.config import CacheConfig, StaticCacheConfig
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.entry import CacheKindEntry, KeyShape
 from unspool.cache.files import SavedCache, load_cache, save_cache
-from unspool.cache.kinds import KINDS, CacheKindEntry, KeyShape, find_kind, make_cache, read_options
+from unspool.cache.kinds import KINDS, find_kind, make_cache, read_options
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.paged.cache import PagedCache

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import BRANCH, FIXED_SHAPE, JOIN, LEGACY, Cache
+from unspool.cache.base import Cache
+from unspool.cache.contract.capabilities import BRANCH, FIXED_SHAPE, JOIN, LEGACY
 from unspool.cache.reference import GrowingSurface, LegacyCache
 from unspool.cache.rows import RowCache
 from unspool.cache.stores.memory import Room, round_up

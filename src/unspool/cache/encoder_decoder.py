@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import BRANCH, BRANCH_SOURCE, JOIN, Cache
+from unspool.cache.base import Cache
+from unspool.cache.contract.capabilities import BRANCH, BRANCH_SOURCE, JOIN
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.files import list_saved
 from unspool.cache.origins import Origins

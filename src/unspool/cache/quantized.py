@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL
+from unspool.cache.contract.capabilities import FIXED_SHAPE, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL
 from unspool.cache.offload.memory import take_linked
 from unspool.cache.reference import GrowingSurface
 from unspool.cache.sizes import KeySizes, read_kinds, read_sizes, read_window

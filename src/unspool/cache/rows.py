@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
+from unspool.cache.base import Cache
+from unspool.cache.contract.capabilities import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.stored import StoredCache
 from unspool.cache.stores.plain import PlainStore
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from unspool.cache.base import JOIN, RAGGED, SELECT_ROWS, TRIAL
+from unspool.cache.contract.capabilities import JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.reference import count_queries
 from unspool.cache.sink_surface import ShiftedLayers
 from unspool.cache.span import Mask, Span
@@ -20,7 +20,7 @@ from unspool.errors import SettingError, UnsupportedError
 BLOCK = 32  # positions after which the sinks move up behind the window
 
 
-class Turns(Protocol):
+class KeyRotation(Protocol):
     """How a model enters positions into keys, so that keys can be placed anew."""
 
     @property
@@ -52,20 +52,20 @@ class SinkCache(StoredCache):
         super().__init__(RingStore(Room(window_length), num_sink_tokens))
         self.window_length = window_length
         self.num_sink_tokens = num_sink_tokens
-        self._turns: Turns | None = None
+        self._rotation: KeyRotation | None = None
         self._origins: list[int] = []  # the position that counts as 0 for rotation, one per row
         self._shifts: list[int] = []  # how far the sinks stand from where they were written, one per row
         self._first_sinks: list[torch.Tensor] = []  # the sinks' keys as written, one per layer
         self._real: Span | None = None  # the span by positions of the text
         self._shifted = ShiftedLayers(window_length, num_sink_tokens)
 
-    def attach(self, turns: Turns) -> None:
-        if not turns.can_shift:
+    def attach(self, rotation: KeyRotation) -> None:
+        if not rotation.can_shift:
             raise UnsupportedError(
                 "a SinkCache moves keys to other positions, and this model learned its positions one by one: they end "
                 "with its context. Use a model with rotary positions or ALiBi, or a DynamicCache"
             )
-        self._turns = turns
+        self._rotation = rotation
 
     @property
     def room(self) -> int | None:
@@ -142,11 +142,11 @@ class SinkCache(StoredCache):
             sinks.copy_(_turn(first, factors))
 
     def _find_turns(self, layer: int, by: list[int], device: torch.device) -> torch.Tensor | None:
-        if self._turns is None:
+        if self._rotation is None:
             raise RuntimeError(
                 "attach() must be called before the first pass: a SinkCache moves keys as the model does"
             )
-        return self._turns.find_turns(layer, torch.tensor(by, device=device))
+        return self._rotation.find_turns(layer, torch.tensor(by, device=device))
 
     def places(self, *, in_order: bool = False) -> None:  # noqa: ARG002 - keys move between passes
         return None

@@ -1,7 +1,8 @@
-"""What a model's config says of the keys that a cache takes memory for."""
+"""The sizes of a model's keys: as its config says them, and whether a cache's fit them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -89,4 +90,19 @@ def find_layer_misfit(kinds: tuple[str, ...], window: int | None, shape: Any) ->
         return f"its layer {layer} is {kinds[layer]} and the model's {wanted[layer]}"
     if "sliding" in kinds and shape.window != window:
         return f"its window is {window} and the model's {shape.window}"
+    return None
+
+
+def find_tensor_misfit(tensors: Sequence[torch.Tensor], shape: Any, *, lives_elsewhere: bool) -> str | None:
+    """Why keys of a shape (`KeyShape`) can't be written to one tensor per layer (…, heads, width); None if they can."""
+    for layer, held in enumerate(tensors):
+        if held.device.type != shape.device.type and not lives_elsewhere:
+            return f"its keys are on {held.device} and the model on {shape.device}"
+        if held.dtype != shape.dtype:
+            return f"its keys are {held.dtype} and the model's {shape.dtype}"
+        if tuple(held.shape[-2:]) != (shape.num_kv_heads, shape.head_dim):
+            found = f"{held.shape[-2]} heads of width {held.shape[-1]}"
+            return f"layer {layer} has {found} and the model {shape.num_kv_heads} of width {shape.head_dim}"
+    if tensors and len(tensors) != shape.num_layers:
+        return f"it has {len(tensors)} layers and the model {shape.num_layers}"
     return None

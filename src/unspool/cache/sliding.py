@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL
+from unspool.cache.contract.capabilities import FIXED_SHAPE, JOIN, RAGGED, SELECT_ROWS, TRIAL
 from unspool.cache.files import check_room
 from unspool.cache.older_names import takes_batch_size
 from unspool.cache.reference import count_queries

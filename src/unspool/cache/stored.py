@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import FLAT, FORK, Cache
+from unspool.cache.base import Cache
+from unspool.cache.contract.capabilities import FLAT, FORK
 from unspool.cache.places import Places
 from unspool.cache.sizes import find_layer_misfit
 from unspool.cache.span import Mask, Span
@@ -43,8 +44,11 @@ class StoredCache(Cache):
         self._store.open(rows)
 
     def _check_rows(self, rows: int) -> None:
-        if self.max_batch_size is not None:
-            self._check_batch(rows, self.max_batch_size, self._larger_kind)
+        if self.max_batch_size is not None and rows > self.max_batch_size:
+            raise SettingError(
+                f"{rows} rows do not fit a {type(self).__name__} of max_batch_size={self.max_batch_size}; "
+                f"make it larger or use cache_implementation={self._larger_kind!r}"
+            )
 
     def _check_room(self, stop: int) -> None:
         """Raise if a row would get more positions than it may."""

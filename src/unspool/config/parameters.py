@@ -5,7 +5,7 @@ Here are the settings that several parts read. Those of one part alone (a proces
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from unspool.config.parameter import (
@@ -251,8 +251,10 @@ def find_own() -> tuple[str, ...]:
     return tuple(name for name, parameter in PARAMETERS.items() if parameter.is_ours)
 
 
-def check_new(parameters: Iterable[Parameter]) -> None:
-    """Raise a PluginError for settings of a new part that can't be: wrong, or of a name that is taken."""
+def check_new(part: str, parameters: Sequence[Parameter]) -> None:
+    """Raise a PluginError for settings of a new part that can't be: none, wrong, or of a name that is taken."""
+    if not parameters:
+        raise PluginError(f"the {part} has no setting that switches it on")
     seen: set[str] = set()
     config = resolve("unspool.config.generation:GenerationConfig")
     for parameter in parameters:

@@ -86,12 +86,7 @@ def _check_text(parameter: Parameter, value: Any) -> None:
 
 
 def _check_texts(parameter: Parameter, value: Any) -> None:
-    if isinstance(value, (list, tuple)):
-        _check_length(parameter, value, MOST_STRINGS)
-        for one in value:
-            _check_text(parameter, one)
-    else:
-        _check_text(parameter, value)
+    _check_one_or_list(parameter, value, MOST_STRINGS, _check_text)
 
 
 def _check_choice(parameter: Parameter, value: Any) -> None:
@@ -108,12 +103,16 @@ def _check_id(parameter: Parameter, value: Any) -> None:
 
 
 def _check_ids(parameter: Parameter, value: Any) -> None:
+    _check_one_or_list(parameter, value, MOST_IDS, _check_id)
+
+
+def _check_one_or_list(parameter: Parameter, value: Any, most: int, check: Callable[[Parameter, Any], None]) -> None:
     if isinstance(value, (list, tuple)):
-        _check_length(parameter, value, MOST_IDS)
+        _check_length(parameter, value, most)
         for one in value:
-            _check_id(parameter, one)
+            check(parameter, one)
     else:
-        _check_id(parameter, value)
+        check(parameter, value)
 
 
 def _check_id_list(parameter: Parameter, value: Any) -> None:

@@ -73,7 +73,7 @@ def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None =
         longest=longest + plan.max_new_tokens + plan.num_candidates + (_MOST_DRAFTS if plan.drafting else 0),
         own_cache=(
             parts.hooks.cache is not None
-            or run.returns_output
+            or run.parts.returns_output
             or not _lies_in_blocks(run, kind, dict(config or {}))
             or prompts.source is not None
         ),
@@ -94,7 +94,7 @@ def _lies_in_blocks(run: Run, kind: str, config: dict[str, Any]) -> bool:
 def _chose_cache(run: Run) -> bool:
     """Whether the caller gave the cache, gets it, or said which kind it is."""
     plan = run.parts.plan
-    is_given = run.parts.hooks.cache is not None or run.returns_output or bool(plan.cache_config)
+    is_given = run.parts.hooks.cache is not None or run.parts.returns_output or bool(plan.cache_config)
     return is_given or "cache_implementation" in plan.asked or plan.cache_kind not in ("dynamic", "mamba")
 
 
@@ -122,7 +122,7 @@ def make_finish(run: Run) -> Finish:
 
 def take_apart(run: Run) -> PlainParts:
     """What it takes to step a plain run's rows among those of others."""
-    parts, texts = run.parts, run.prompt_arrays()
+    parts, texts = run.parts, run.parts.prompts.list_arrays()
     return PlainParts(
         [text.tolist() for text in texts],
         texts,

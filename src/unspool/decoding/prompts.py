@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -55,6 +56,18 @@ class Prompts:
     def width(self) -> int:
         """Columns of the ids, padding included: what the reference counts lengths by."""
         return self._shape[1]
+
+    def list_tokens(self) -> list[list[int]]:
+        """The tokens without padding, of what the encoder reads if there is one; empty if it reads no tokens."""
+        if self.source is not None:
+            tokens, lengths = self.source.tokens, self.source.lengths
+            return [] if tokens is None else [tokens[row, :n].tolist() for row, n in enumerate(lengths)]
+        return [row.tolist() for row in self.list_arrays()]
+
+    def list_arrays(self) -> list[np.ndarray]:
+        """The decoder's own tokens without padding, as arrays."""
+        ids = (self.ids.cpu() if self.on_host is None else self.on_host).numpy()
+        return [ids[row, max(0, self.width - n) :] for row, n in enumerate(self.lengths)]
 
 
 class _SentWhenRead:

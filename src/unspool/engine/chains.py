@@ -48,11 +48,14 @@ class Chain:
         self.shift = shift  # columns before those that all its rows would have alone
         self._index: torch.Tensor | None = None
         self._span: slice | None = None  # its places, if they stand side by side
+        self._pads: tuple[torch.Tensor, torch.Tensor] | None = (
+            None  # all rows' padding, and what its own rows see of it
+        )
         self._follow_places()
         self._follow(processors)
 
     def _follow_places(self) -> None:
-        places, self._index = self.places, None
+        places, self._index, self._pads = self.places, None, None
         first, count = (places[0], len(places)) if places else (0, 0)
         self._span = slice(first, first + count) if places == list(range(first, first + count)) else None
 
@@ -150,8 +153,10 @@ class Chain:
         if "uniforms" in self._takes:
             extra["uniforms"] = self._pick(step.uniforms(1))
         if "pads" in self._takes and (pads := step.rows.padding()) is not None:
-            pads = self._pick(pads)
-            extra["pads"] = (pads - self.shift).clamp(min=0) if self.shift else pads
+            if self._pads is None or self._pads[0] is not pads:  # the same in every step, until rows come or go
+                own = self._pick(pads)
+                self._pads = pads, (own - self.shift).clamp(min=0) if self.shift else own
+            extra["pads"] = self._pads[1]
         return extra
 
 

@@ -12,7 +12,7 @@ from unspool.protocols import Model
 
 
 @dataclass(slots=True, eq=False)
-class Drafting:
+class DraftPool:
     """A draft model that requests use, and their keys of it."""
 
     model: Model  # held, so that its number is nobody else's
@@ -26,7 +26,7 @@ class DraftPools:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._held: dict[int, Drafting] = {}  # by the model's number
+        self._held: dict[int, DraftPool] = {}  # by the model's number
 
     def open(self, model: Model) -> PagedCache | None:
         """A cache without rows for a request's draft model; None if its keys do not lie in blocks."""
@@ -34,7 +34,7 @@ class DraftPools:
             return None
         held = self._held.get(id(model))
         if held is None:
-            held = self._held[id(model)] = Drafting(model, BlockPool(self._block_size))
+            held = self._held[id(model)] = DraftPool(model, BlockPool(self._block_size))
         cache = PagedCache(held.pool)
         held.caches.append(cache)
         return cache
@@ -48,7 +48,7 @@ class DraftPools:
                     del self._held[number]
                 return
 
-    def find(self, model: Model) -> Drafting | None:
+    def find(self, model: Model) -> DraftPool | None:
         """What requests have of a draft model; None if none uses it."""
         return self._held.get(id(model))
 

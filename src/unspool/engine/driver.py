@@ -16,7 +16,7 @@ from unspool.engine.inbox import Inbox
 from unspool.engine.joined import JoinedTask, read_together
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
-from unspool.engine.passes import Job, Passes
+from unspool.engine.passes import Passes, PassJob
 from unspool.engine.plain import PlainRows
 from unspool.engine.request import Request
 from unspool.engine.scheduler import Limits, Scheduler, State, Turn
@@ -167,7 +167,7 @@ class Driver:
         self._specials.await_copies()
         jobs = self._list_jobs(turn) if turn.reads or self._specials else []
         step = self._plain.ask()
-        stepping = None if step is None else Job(step)
+        stepping = None if step is None else PassJob(step)
         asked = list(dict.fromkeys(job for _, job in jobs))  # several requests may read in one
         all_jobs = asked if stepping is None else [stepping, *asked]
         self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
@@ -188,7 +188,7 @@ class Driver:
         if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
 
-    def _take_early(self, specials: dict[Job, int], job: Job) -> None:
+    def _take_early(self, specials: dict[PassJob, int], job: PassJob) -> None:
         """Let a task that gives way go on before other passes are run: what it launches comes before them, and its copy
         is there when they are done."""
         number = specials.get(job)
@@ -205,7 +205,7 @@ class Driver:
         for number in cancelled:
             self._stop(number, "cancelled")
 
-    def _count_blocks(self, job: Job) -> int:
+    def _count_blocks(self, job: PassJob) -> int:
         """The most blocks that a job takes."""
         return self._memory.use.num_tables * count_wanted(job.ask, self._memory.block_size)
 
@@ -221,17 +221,17 @@ class Driver:
         except Exception as error:
             self._fail(task, error)
 
-    def _list_jobs(self, turn: Turn) -> list[tuple[int, Job]]:
+    def _list_jobs(self, turn: Turn) -> list[tuple[int, PassJob]]:
         """What is read beside the plain rows' step."""
         jobs = self._join_reads(turn)
         read = {number for number, _ in jobs}
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
             if isinstance(task, PlainTask) and number not in read:
-                jobs.append((number, Job(task.next_ask(columns))))
+                jobs.append((number, PassJob(task.next_ask(columns))))
         return jobs + self._specials.list_jobs(turn.reads)
 
-    def _join_reads(self, turn: Turn) -> list[tuple[int, Job]]:
+    def _join_reads(self, turn: Turn) -> list[tuple[int, PassJob]]:
         """Read the whole prompts of requests that have no blocks together."""
         reads = ((self._tasks.get(number), columns) for number, columns in turn.reads.items())
         tasks = [
@@ -254,7 +254,7 @@ class Driver:
             return []
         return [(task.entry.number, job) for task in tasks]
 
-    def _take(self, number: int, job: Job) -> None:
+    def _take(self, number: int, job: PassJob) -> None:
         """Give a task the answer to what it read."""
         task = self._tasks.get(number)
         if task is None:
@@ -270,7 +270,7 @@ class Driver:
         except Exception as error:
             self._fail(task, error)
 
-    def _take_plain(self, task: PlainTask, job: Job) -> None:
+    def _take_plain(self, task: PlainTask, job: PassJob) -> None:
         if job.forward is None:
             assert job.error is not None
             if isinstance(task, JoinedTask) and not task.is_alone:
@@ -287,7 +287,7 @@ class Driver:
             task.entry.held = task.count_held()
 
     # --- plain rows ------------------------------------------------------------------------------------------------
-    def _step(self, stepping: Job | None) -> None:
+    def _step(self, stepping: PassJob | None) -> None:
         """Choose the plain rows' tokens from the pass over them."""
         plain = self._plain
         if stepping is not None and stepping.forward is None:

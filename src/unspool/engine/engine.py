@@ -25,7 +25,7 @@ from unspool.decoding.among import Needs, find_needs
 from unspool.engine.drafts import can_page
 from unspool.engine.driver import Driver
 from unspool.engine.joined import JoinedTask
-from unspool.engine.memory import EngineMemory, Layout
+from unspool.engine.memory import BlockLayout, EngineMemory
 from unspool.engine.request import Request
 from unspool.engine.scheduler import HIGHEST, LOWEST, Entry, Limits
 from unspool.engine.special import import_greenlet
@@ -100,7 +100,7 @@ class Engine:
         waiting = _read_count("max_waiting", max_waiting, _WAITING, _MOST_WAITING)
         if batch_invariant:
             _check_invariance(model)
-        layout = Layout(model, cache_implementation, cache_config, block_size)
+        layout = BlockLayout(model, cache_implementation, cache_config, block_size)
         num_blocks = layout.count_blocks(memory, rows)
         self._memory = EngineMemory(
             layout, num_blocks, rows, has_blocks=can_page(model), shares_prefixes=share_prefixes
@@ -156,7 +156,7 @@ class Engine:
         number, now = next(self._numbers), time.monotonic()
         request = Request(answer, number, priority=priority, deadline=deadline)
         is_plain = needs.is_plain and self._memory.pool is not None
-        joins = needs.joins and self._memory.pool is None and answer.run.model is self._lm.model
+        joins = needs.joins and self._memory.pool is None and answer.run.parts.model is self._lm.model
         entry = self._make_entry(number, needs, is_plain)
         entry.priority, entry.arrived = priority, now
         entry.deadline = None if deadline is None else now + deadline

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from unspool.decoding.prompts import EncoderInput
 from unspool.decoding.reader import encode_at_once
 from unspool.engine.memory import EngineMemory
-from unspool.engine.passes import Job
+from unspool.engine.passes import PassJob
 from unspool.engine.plain import Arrival
 from unspool.engine.tasks import PlainTask
 from unspool.protocols import Ask, Encoded, Forward, Model, SourceAsk
@@ -79,7 +79,7 @@ class JoinedTask(PlainTask):
         self.cache, self.is_alone = None, True
 
 
-def read_together(tasks: Sequence[JoinedTask]) -> Job | None:
+def read_together(tasks: Sequence[JoinedTask]) -> PassJob | None:
     """One pass over the whole prompts of several requests, in one cache; None if they can't be read so."""
     run = tasks[0].run
     model, kind = run.parts.model, run.parts.plan.cache_kind
@@ -98,7 +98,7 @@ def read_together(tasks: Sequence[JoinedTask]) -> Job | None:
     for task in tasks:
         task.join_read(cache, first)
         first += len(task.texts)
-    return Job(Ask(model, cache, tokens, None if min(counts) == max(counts) else counts))
+    return PassJob(Ask(model, cache, tokens, None if min(counts) == max(counts) else counts))
 
 
 def _encode(model: Model, sources: Sequence[EncoderInput | None]) -> Encoded | None:

@@ -27,7 +27,7 @@ class EngineMemory:
     """Blocks that can be taken, those of idle prefixes included, and the caches over them."""
 
     def __init__(
-        self, layout: Layout, num_blocks: int, max_rows: int, *, has_blocks: bool, shares_prefixes: bool | None
+        self, layout: BlockLayout, num_blocks: int, max_rows: int, *, has_blocks: bool, shares_prefixes: bool | None
     ) -> None:
         self.kind, self.config, self.use = layout.kind, layout.config, layout.use
         self.num_blocks, self.block_size = num_blocks, layout.block_size
@@ -95,7 +95,7 @@ class EngineMemory:
             self.prefixes.clear()
 
 
-class Layout:
+class BlockLayout:
     """How a model's keys lie in blocks of a kind: what a block takes, and which blocks a row takes."""
 
     def __init__(self, model: Model, kind: str, config: Any, block_size: int) -> None:

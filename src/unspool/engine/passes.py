@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from unspool.cache import PagedCache
 from unspool.cache.paged.joint import JointRows, shares_pool
 from unspool.decoding.reader import answer_at_once
-from unspool.engine.drafts import Drafting
+from unspool.engine.drafts import DraftPool
 from unspool.engine.memory import EngineMemory
 from unspool.protocols import Ask, Forward
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PassJob:
     """One ask, and what came of it: an answer or an error."""
 
     ask: Ask
@@ -43,14 +43,14 @@ class Passes:
         self._joint: dict[Hashable, JointRows] = {}
         self.num_passes = 0
 
-    def run(self, jobs: Sequence[Job], on_answered: Callable[[Job], None] = lambda _: None) -> None:
+    def run(self, jobs: Sequence[PassJob], on_answered: Callable[[PassJob], None] = lambda _: None) -> None:
         """Answer every job, or give it the error that its own pass raises; `on_answered` is called with each before
         the next pass is run."""
         if len(jobs) == 1:
             self._run_alone(jobs[0])
             on_answered(jobs[0])
             return
-        groups: dict[Hashable, list[Job]] = {}
+        groups: dict[Hashable, list[PassJob]] = {}
         for place, job in enumerate(jobs):
             key = self._find_key(job.ask)
             groups.setdefault(place if key is None else key, []).append(job)
@@ -66,7 +66,7 @@ class Passes:
             for job in members:
                 on_answered(job)
 
-    def _run_alone(self, job: Job) -> None:
+    def _run_alone(self, job: PassJob) -> None:
         self.num_passes += 1
         try:
             ask, device = job.ask, job.ask.model.device
@@ -92,7 +92,7 @@ class Passes:
     def _is_own(self, ask: Ask) -> bool:
         return self._pool is not None and shares_pool(ask.cache, self._pool)
 
-    def _find_drafting(self, ask: Ask) -> Drafting | None:
+    def _find_drafting(self, ask: Ask) -> DraftPool | None:
         """The draft model in whose blocks the rows of an ask lie; None if they lie elsewhere."""
         found = self._memory.drafts.find(ask.model)
         return found if found is not None and shares_pool(ask.cache, found.pool) else None
@@ -105,7 +105,7 @@ class Passes:
             held[key] = JointRows(self._memory.new_cache() if drafting is None else PagedCache(drafting.pool))
         return held[key]
 
-    def _run_joint(self, joint: JointRows, jobs: Sequence[Job]) -> None:
+    def _run_joint(self, joint: JointRows, jobs: Sequence[PassJob]) -> None:
         first = jobs[0].ask
         caches = [job.ask.cache for job in jobs]
         cache = joint.begin(caches, [job.num_rows for job in jobs])  # type: ignore[arg-type]  # _find_key checked it

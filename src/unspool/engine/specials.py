@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from unspool.engine.memory import EngineMemory
-from unspool.engine.passes import Job
+from unspool.engine.passes import PassJob
 from unspool.engine.scheduler import Scheduler, State
 from unspool.engine.tasks import SpecialTask
 
@@ -50,23 +50,25 @@ class SpecialTasks:
         self._tasks.pop(number, None)
         self._giving_way.discard(number)
 
-    def list_jobs(self, reads: Mapping[int, int]) -> list[tuple[int, Job]]:
+    def list_jobs(self, reads: Mapping[int, int]) -> list[tuple[int, PassJob]]:
         """What they ask: those that run all of it, those that read so many columns."""
         jobs = []
         for number, task in self._tasks.items():
             special = task.special
             assert special is not None
             if task.entry.state is State.RUNNING:
-                jobs.append((number, Job(special.next_ask(special.num_columns))))
+                jobs.append((number, PassJob(special.next_ask(special.num_columns))))
             elif number in reads:
-                jobs.append((number, Job(special.next_ask(reads[number] if special.can_cut else special.num_columns))))
+                jobs.append(
+                    (number, PassJob(special.next_ask(reads[number] if special.can_cut else special.num_columns)))
+                )
         return jobs
 
     def gives_way(self, number: int) -> bool:
         """Whether a task's last turn ended where it waits for a copy: it did not hold up the thread meanwhile."""
         return number in self._giving_way
 
-    def take(self, task: SpecialTask, job: Job) -> None:
+    def take(self, task: SpecialTask, job: PassJob) -> None:
         """Give a task the answer to what it asked, or the error."""
         special = task.special
         assert special is not None

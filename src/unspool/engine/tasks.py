@@ -357,7 +357,7 @@ class SpecialTask(Task):
         assert pool is not None
         cache = memory.new_cache()
         if memory.prefixes is not None and not self.needs.reads_whole_prompts:
-            texts = self.run.prompt_token_ids()
+            texts = self.run.parts.prompts.list_tokens()
             self._names = [BlockNames(self.tenant) for _ in texts]
             found = [memory.prefixes.find(text, names) for text, names in zip(texts, self._names, strict=True)]
             self.run.stats.cached_tokens = sum(map(len, found)) * pool.block_size
@@ -371,7 +371,7 @@ class SpecialTask(Task):
         if self._is_entered or memory.prefixes is None or cache is None:
             return
         self._is_entered = True
-        texts = self.run.prompt_token_ids()
+        texts = self.run.parts.prompts.list_tokens()
         for row, text in enumerate(texts[: len(cache.lengths)]):
             read = min(len(text), cache.lengths[row])
             names = self._names[row] if self._names else BlockNames(self.tenant)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from unspool.grammar.masks import MaskMaker
-from unspool.grammar.states import State
+from unspool.grammar.states import MatcherState
 from unspool.kernels.masks import keep_allowed
 
 MOST_ASKED = 5  # of a row's likeliest tokens, one after the other: a mask costs as much as asking for eight
@@ -23,7 +23,7 @@ class Chooser:
     have on top.
     """
 
-    def __init__(self, states: Sequence[State | None], masks: MaskMaker, num_free: int) -> None:
+    def __init__(self, states: Sequence[MatcherState | None], masks: MaskMaker, num_free: int) -> None:
         self._states = states  # each of one row alone; None for a row that may go on with anything
         self._masks = masks
         self._num_free = num_free  # steps before the text begins
@@ -39,7 +39,7 @@ class Chooser:
             for row, (state, token) in enumerate(zip(self._states, likeliest, strict=True))
         ]
 
-    def _choose(self, state: State, token: int, logits: torch.Tensor, row: int) -> int:
+    def _choose(self, state: MatcherState, token: int, logits: torch.Tensor, row: int) -> int:
         if state.is_broken:
             return _NONE
         scores: np.ndarray[tuple[int], np.dtype[np.float32]] | None = None
@@ -56,7 +56,7 @@ class Chooser:
                 return _NONE
         return self._choose_by_mask(state, logits[row : row + 1])
 
-    def _choose_by_mask(self, state: State, logits: torch.Tensor) -> int:
+    def _choose_by_mask(self, state: MatcherState, logits: torch.Tensor) -> int:
         kept = keep_allowed(logits, self._masks.make([state], pinned=False)).numpy()[0]
         best = int(np.argmax(kept))
         if not kept[best] > -np.inf:

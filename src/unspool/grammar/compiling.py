@@ -10,7 +10,7 @@ from typing import Any, Final
 from unspool.errors import SettingError
 from unspool.grammar.guard import check_guarded
 from unspool.grammar.schemas import find_path
-from unspool.grammar.sources import Source, require_library
+from unspool.grammar.sources import GrammarSource, require_library
 from unspool.grammar.vocabulary import Vocabulary
 
 MOST_COMPILED: Final = 128  # per vocabulary
@@ -29,7 +29,7 @@ LIMITS: Final = {
 class Grammar:
     """A compiled grammar; `start()` gives the state before the first token."""
 
-    source: Source
+    source: GrammarSource
     vocabulary: Vocabulary
     _first: Any  # an LLMatcher that is only ever copied
 
@@ -41,7 +41,7 @@ class Grammar:
 _lock = threading.Lock()
 
 
-def compile_grammar(source: Source, vocabulary: Vocabulary) -> Grammar:
+def compile_grammar(source: GrammarSource, vocabulary: Vocabulary) -> Grammar:
     """The grammar of a source over a vocabulary, from memory if it was compiled before."""
     with _lock:
         known = vocabulary.compiled
@@ -70,10 +70,10 @@ def read_error(message: str) -> str:
     return " ".join(message.split("<state>")[0].split())[:600]
 
 
-def _refuse(source: Source, message: str) -> SettingError:
-    told = read_error(message)
+def _refuse(source: GrammarSource, message: str) -> SettingError:
+    reason = read_error(message)
     where = ""
     if source.schema:
-        path = find_path(json.loads(source.schema), told)
+        path = find_path(json.loads(source.schema), reason)
         where = f" (at {path})" if path != "#" else ""
-    return SettingError(f"`{source.setting}` can't be kept{where}: {told}")
+    return SettingError(f"`{source.setting}` can't be kept{where}: {reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from unspool.grammar.states import State
+from unspool.grammar.states import MatcherState
 
 _FEWEST: Final = 2  # tokens that are worth a check
 _LOOK_BACK: Final = 256  # tokens in which the manner of the white space is looked for
@@ -13,7 +13,7 @@ _MOST_PIECES: Final = 4  # stretches of forced text, with white space between
 _SPACED: Final = re.compile(rb"([{\[,:])([ \t\n]*)(?=[^ \t\n])")
 
 
-def find_forced(state: State) -> list[int]:
+def find_forced(state: MatcherState) -> list[int]:
     """Tokens that will come next if the text goes on as it must, without the last, which may become a longer one."""
     if state.is_broken:
         return []
@@ -25,7 +25,7 @@ def find_forced(state: State) -> list[int]:
     return tokens if len(tokens) >= _FEWEST else []
 
 
-def _go_on(state: State, vocabulary: Any, text: bytes) -> bytes:
+def _go_on(state: MatcherState, vocabulary: Any, text: bytes) -> bytes:
     """The forced text with what is forced after the white space that is usual in this document."""
     written: bytes = vocabulary.decode_bytes(state.tokens[-_LOOK_BACK:])
     for _ in range(_MOST_PIECES):

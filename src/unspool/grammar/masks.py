@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from unspool.grammar.sources import require_library
-from unspool.grammar.states import State, check_state, find_executor
+from unspool.grammar.states import MatcherState, check_state, find_executor
 from unspool.grammar.vocabulary import Vocabulary
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
@@ -23,7 +23,7 @@ class MaskMaker:
     vocabulary: Vocabulary
     ends: tuple[int, ...]
 
-    def make(self, states: Sequence[State | None], *, pinned: bool) -> torch.Tensor:
+    def make(self, states: Sequence[MatcherState | None], *, pinned: bool) -> torch.Tensor:
         """The masks (rows, words) of what follows the states; all bits for None."""
         bits = self._new(len(states), pinned=pinned)
         masks: Words = bits.numpy()
@@ -51,7 +51,7 @@ class MaskMaker:
         return bits
 
     def make_along(
-        self, states: Sequence[State | None], drafts: Sequence[Sequence[int]], *, pinned: bool
+        self, states: Sequence[MatcherState | None], drafts: Sequence[Sequence[int]], *, pinned: bool
     ) -> tuple[torch.Tensor, list[int]]:
         """The masks of what follows each state and each of the drafted tokens after it, and where each row's begin.
 

@@ -12,7 +12,7 @@ from unspool.grammar.choosing import Chooser
 from unspool.grammar.compiling import Grammar, compile_grammar
 from unspool.grammar.masks import Foreseen, MaskMaker
 from unspool.grammar.sources import read_source
-from unspool.grammar.states import State, States
+from unspool.grammar.states import MatcherState, States
 from unspool.grammar.vocabulary import find_vocabulary, list_specials
 from unspool.kernels.masks import keep_allowed
 from unspool.kernels.sending import send_beside
@@ -80,7 +80,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
         is_empty = kept.isneginf().all(dim=-1, keepdim=True)
         return torch.where(is_empty, keep_allowed(logits, bits), kept) if bool(is_empty.any()) else kept
 
-    def states_of(self, host_ids: torch.Tensor) -> list[State | None]:
+    def states_of(self, host_ids: torch.Tensor) -> list[MatcherState | None]:
         """The state of each row after its text, for who wants to know what is forced."""
         if host_ids.shape[1] < self.first_column:
             return [None] * len(host_ids)
@@ -102,7 +102,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
         bits, firsts = self._masks.make_along(states, drafts, pinned=device.type == "cuda")
         self._foreseen = Foreseen(texts, list(drafts), firsts, _send(bits, device))
 
-    def _find_states(self, text: torch.Tensor) -> list[State | None]:
+    def _find_states(self, text: torch.Tensor) -> list[MatcherState | None]:
         return self._states.find(self._spread(len(text)), text, self.ends)
 
     def _spread(self, num_rows: int) -> list[Grammar | None]:

@@ -23,7 +23,7 @@ _WHITE_SPACE: Final = r"(?: |\n[ \t]{0,32})?"
 
 
 @dataclass(frozen=True)
-class Source:
+class GrammarSource:
     """A grammar as the grammar library reads it."""
 
     setting: str
@@ -47,7 +47,7 @@ def require_library() -> Any:
     return llguidance
 
 
-def read_source(setting: str, value: Any, specials: Container[str] = ()) -> Source | None:
+def read_source(setting: str, value: Any, specials: Container[str] = ()) -> GrammarSource | None:
     """The source of what a setting asks for; None if it asks for nothing. `specials` are the special tokens."""
     if value is None or (setting == "json_object" and value is False):
         return None
@@ -55,7 +55,7 @@ def read_source(setting: str, value: Any, specials: Container[str] = ()) -> Sour
     return _read_tags(value, specials) if setting == "structural_tag" else _READERS[setting](value)
 
 
-def _read_schema(value: Any) -> Source:
+def _read_schema(value: Any) -> GrammarSource:
     return _make_schema_source("json_schema", _write_schema(value))
 
 
@@ -84,7 +84,7 @@ def _refuse_constant(name: str) -> None:
 
 
 @lru_cache(maxsize=128)
-def _make_schema_source(setting: str, text: str) -> Source:
+def _make_schema_source(setting: str, text: str) -> GrammarSource:
     schema = json.loads(text)
     is_simple = check_schema(schema)
     if schema is False:
@@ -92,39 +92,41 @@ def _make_schema_source(setting: str, text: str) -> Source:
     schema = {} if schema is True else schema
     defaults = {"whitespace_pattern": _WHITE_SPACE}
     grammar: str = require_library().LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
-    return Source(setting, grammar, text, is_simple)
+    return GrammarSource(setting, grammar, text, is_simple)
 
 
-def _read_object(value: Any) -> Source:  # noqa: ARG001 - it is on
+def _read_object(value: Any) -> GrammarSource:  # noqa: ARG001 - it is on
     return _make_schema_source("json_object", '{"type": "object"}')
 
 
-def _read_regex(value: Any) -> Source:
+def _read_regex(value: Any) -> GrammarSource:
     _check_text("regex", value)
     is_simple = len(value) <= 256 and not re.search(r"\{\d{3,}|[*+}]\)?[*+{]", value)
-    return Source("regex", require_library().LLMatcher.grammar_from_regex(value), is_simple=is_simple)
+    return GrammarSource("regex", require_library().LLMatcher.grammar_from_regex(value), is_simple=is_simple)
 
 
-def _read_choice(value: Any) -> Source:
+def _read_choice(value: Any) -> GrammarSource:
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) and one for one in value):
         raise SettingError(f"`choice` must be a list of texts that are not empty, but is {excerpt(value)}")
     if not 1 <= len(value) <= MOST_CHOICES:
         raise SettingError(f"`choice` has {len(value)} texts; give 1 to {MOST_CHOICES}")
     _check_size("choice", "".join(value))
     schema = "|".join(re.escape(one) for one in sorted(set(value), key=len, reverse=True))
-    return Source("choice", require_library().LLMatcher.grammar_from_regex(schema), is_simple=len(schema) <= 4_096)
+    return GrammarSource(
+        "choice", require_library().LLMatcher.grammar_from_regex(schema), is_simple=len(schema) <= 4_096
+    )
 
 
-def _read_grammar(value: Any) -> Source:
+def _read_grammar(value: Any) -> GrammarSource:
     _check_text("grammar", value)
     library = require_library()
     try:
-        return Source("grammar", library.grammar_from("gbnf" if "::=" in value else "lark", value))
+        return GrammarSource("grammar", library.grammar_from("gbnf" if "::=" in value else "lark", value))
     except (ValueError, RecursionError) as error:
         raise SettingError(f"`grammar` can't be read: {error}") from error
 
 
-def _read_tags(value: Any, specials: Container[str]) -> Source:
+def _read_tags(value: Any, specials: Container[str]) -> GrammarSource:
     """Free text in which a trigger begins a structure: {"structures": [{begin, schema, end}], "triggers": […]}."""
     wanted = '{"triggers": [text, …], "structures": [{"begin": text, "schema": {…}, "end": text}, …]}'
     if not isinstance(value, Mapping):
@@ -153,7 +155,7 @@ def _read_tags(value: Any, specials: Container[str]) -> Source:
     names = " | ".join(f"tag_{place}" for place in range(len(structures)))
     text = "\n".join(["%llguidance {}", f"start: ({names})* TEXT", r"TEXT: /(.|\n)*/", *rules])
     _check_size("structural_tag", text)
-    return Source("structural_tag", require_library().LLMatcher.grammar_from_lark(text))
+    return GrammarSource("structural_tag", require_library().LLMatcher.grammar_from_lark(text))
 
 
 def embed_schema(schema: Any) -> str:

@@ -26,7 +26,7 @@ def find_executor() -> Any:
 
 
 @dataclass(eq=False, slots=True)
-class State:
+class MatcherState:
     """A grammar's matcher after some tokens."""
 
     grammar: Grammar
@@ -69,9 +69,9 @@ class State:
             self.matcher.try_consume_tokens(self.tokens)
         self.tokens.append(token)
 
-    def copy(self) -> State:
+    def copy(self) -> MatcherState:
         """A state of its own at the same place."""
-        return State(self.grammar, self.matcher.deep_copy(), list(self.tokens), self.is_broken)
+        return MatcherState(self.grammar, self.matcher.deep_copy(), list(self.tokens), self.is_broken)
 
 
 def _count_common(one: Sequence[int], two: Sequence[int]) -> int:
@@ -85,10 +85,10 @@ def _count_common(one: Sequence[int], two: Sequence[int]) -> int:
 class _Held:
     """States from which others can be found, shared by the processors of a call's rows."""
 
-    states: OrderedDict[State, None] = field(default_factory=OrderedDict)  # the latest last
+    states: OrderedDict[MatcherState, None] = field(default_factory=OrderedDict)  # the latest last
     most_rows: int = 0  # of one call
 
-    def keep(self, found: Sequence[State | None]) -> None:
+    def keep(self, found: Sequence[MatcherState | None]) -> None:
         present = dict.fromkeys(state for state in found if state is not None)
         self.most_rows = max(self.most_rows, len(present))
         for state in present:
@@ -104,11 +104,11 @@ class _Seen:
 
     text: torch.Tensor  # (rows, columns)
     grammars: list[Grammar | None]
-    states: list[State | None]
+    states: list[MatcherState | None]
     num_moves: list[int]
 
     @classmethod
-    def of(cls, text: torch.Tensor, grammars: list[Grammar | None], states: list[State | None]) -> _Seen:
+    def of(cls, text: torch.Tensor, grammars: list[Grammar | None], states: list[MatcherState | None]) -> _Seen:
         # A copy of the text: the table that it stands in may be written over.
         return cls(text.clone(), grammars, states, [state.num_moves if state else 0 for state in states])
 
@@ -149,7 +149,9 @@ class States:
         self._held = _Held()
         self._seen: _Seen | None = None
 
-    def find(self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]) -> list[State | None]:
+    def find(
+        self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]
+    ) -> list[MatcherState | None]:
         """The state of each row after its text (rows, columns), on the host; None for a row without a grammar, or one
         that has ended."""
         if self._seen is not None and self._seen.is_followed_by(text, grammars):
@@ -159,7 +161,9 @@ class States:
         self._seen = _Seen.of(text, grammars, states)
         return states
 
-    def find_own(self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]) -> list[State | None]:
+    def find_own(
+        self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]
+    ) -> list[MatcherState | None]:
         """`find`, with a state of its own for every row."""
         states = _set_apart(self._search(grammars, text.tolist(), ends))
         self._held.keep(states)
@@ -168,7 +172,7 @@ class States:
 
     def find_apart(
         self, grammars: list[Grammar | None], rows: Sequence[list[int]], ends: Container[int]
-    ) -> list[State | None]:
+    ) -> list[MatcherState | None]:
         """The same for rows of any lengths; each has a state of its own."""
         if len({len(row) for row in rows}) == 1:
             found = self.find(grammars, torch.tensor(rows), ends)
@@ -186,13 +190,13 @@ class States:
 
     def _search(
         self, grammars: Sequence[Grammar | None], rows: Sequence[list[int]], ends: Container[int]
-    ) -> list[State | None]:
+    ) -> list[MatcherState | None]:
         """The states of rows that may be others than the last call's, or were followed token by token since."""
         if self._seen is not None and self._seen.has_reached(rows, grammars):
             return self._seen.states
         free = dict.fromkeys(self._held.states)
-        found: list[State | None] = []
-        used: dict[tuple[int, tuple[int, ...]], State] = {}
+        found: list[MatcherState | None] = []
+        used: dict[tuple[int, tuple[int, ...]], MatcherState] = {}
         for place, (grammar, tokens) in enumerate(zip(grammars, rows, strict=True)):
             if grammar is None or any(token in ends for token in tokens):
                 found.append(None)
@@ -207,7 +211,7 @@ class States:
         self._held.keep(found)
         return found
 
-    def _choose(self, grammar: Grammar, tokens: list[int], place: int, free: dict[State, None]) -> State:
+    def _choose(self, grammar: Grammar, tokens: list[int], place: int, free: dict[MatcherState, None]) -> MatcherState:
         """A state to move to some tokens: one that nobody else wants, or a copy, or a new one."""
         if self._seen is not None and place < len(self._seen.states):
             near = self._seen.states[place]
@@ -221,17 +225,17 @@ class States:
                 if common > most or (common == most and state in free and best is not None and best not in free):
                     best, most = state, common
         if best is None:
-            return State(grammar, grammar.start())
+            return MatcherState(grammar, grammar.start())
         if best in free and len(best.tokens) - most <= 1:  # at most a token is taken back that others may come back to
             del free[best]
             return best
         return best.copy()
 
 
-def _set_apart(found: Sequence[State | None]) -> list[State | None]:
+def _set_apart(found: Sequence[MatcherState | None]) -> list[MatcherState | None]:
     """The states, with copies for all but the first row of those that several rows share."""
-    known: set[State] = set()
-    apart: list[State | None] = []
+    known: set[MatcherState] = set()
+    apart: list[MatcherState | None] = []
     for state in found:
         apart.append(state.copy() if state is not None and state in known else state)
         if state is not None:
@@ -239,7 +243,9 @@ def _set_apart(found: Sequence[State | None]) -> list[State | None]:
     return apart
 
 
-def _step(states: Sequence[State | None], tokens: Sequence[int], ends: Container[int]) -> list[State | None]:
+def _step(
+    states: Sequence[MatcherState | None], tokens: Sequence[int], ends: Container[int]
+) -> list[MatcherState | None]:
     """States after one token more each; none of them belongs to two rows."""
     pairs = zip(states, tokens, strict=True)
     found = [None if state is None or token in ends else state for state, token in pairs]
@@ -255,11 +261,11 @@ def _step(states: Sequence[State | None], tokens: Sequence[int], ends: Container
     return found
 
 
-def check_state(state: State) -> None:
+def check_state(state: MatcherState) -> None:
     """Raise if a grammar has given up: its text has become too complex for the limits."""
     if not state.is_broken and state.matcher.is_error():
-        told = read_error(state.matcher.get_error())
+        reason = read_error(state.matcher.get_error())
         raise SettingError(
-            f"`{state.grammar.source.setting}` became too complex after {len(state.tokens)} tokens: {told}; use a "
+            f"`{state.grammar.source.setting}` became too complex after {len(state.tokens)} tokens: {reason}; use a "
             "simpler pattern or fewer alternatives"
         )

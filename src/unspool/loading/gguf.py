@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.loading.dequantize import find_stored_type
-from unspool.loading.mapping import MappedFile, MappedTensors, Place
+from unspool.loading.mapping import MappedFile, MappedTensors, TensorLocation
 from unspool.loading.tensors import TensorInfo
 
 GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -47,7 +47,7 @@ class GGUFFile(MappedTensors):
         location = Path(path)
         header = _Header(MappedFile(location))
         self.metadata: dict[str, object] = header.metadata
-        super().__init__(location, header.places)
+        super().__init__(location, header.locations)
 
     @property
     def architecture(self) -> str:
@@ -75,7 +75,7 @@ class _Header:
             kind = self._read_number("I", f"the type of {key!r}")
             self.metadata[key] = self._read_value(key, kind)
         self._refuse_split()
-        self.places = self._read_places(num_tensors)
+        self.locations = self._read_locations(num_tensors)
 
     def _fail(self, problem: str) -> NoReturn:
         raise LoadError(f"{self._file.path} is not a sound GGUF file: {problem}. Download it again")
@@ -193,7 +193,7 @@ class _Header:
                 "Join them with llama.cpp: llama-gguf-split --merge FIRST_PART OUT.gguf"
             )
 
-    def _read_places(self, num_tensors: int) -> dict[str, Place]:
+    def _read_locations(self, num_tensors: int) -> dict[str, TensorLocation]:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
             self._fail(f"general.alignment is {alignment!r}, not a power of two")
@@ -205,7 +205,7 @@ class _Header:
             tensors[info.name] = (info, offset)
         data = -(-self._at // alignment) * alignment
         self._check_extents(tensors, data)
-        return {name: Place(info, self._file, data + offset) for name, (info, offset) in tensors.items()}
+        return {name: TensorLocation(info, self._file, data + offset) for name, (info, offset) in tensors.items()}
 
     def _read_tensor(self, alignment: int) -> tuple[TensorInfo, int]:
         name = self._read_string("a tensor's name", _MAX_NAME_BYTES)

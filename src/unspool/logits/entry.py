@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import check_new
 from unspool.errors import PluginError
-from unspool.registry import Reference, find_name
+from unspool.registry import Reference, check_maker, find_name
 
 if TYPE_CHECKING:
     from unspool.logits.building import Build
@@ -67,10 +67,7 @@ class ProcessorEntry:
 
 def check_entry(entry: ProcessorEntry) -> None:
     """Raise a PluginError for a processor that can't be added."""
-    if not entry.parameters:
-        raise PluginError(f"the processor {find_name(entry.processor)} has no setting that switches it on")
+    check_new(f"processor {find_name(entry.processor)}", entry.parameters)
     if entry.stage not in STAGES:
         raise PluginError(f"the processor of {entry.setting!r} has the stage {entry.stage!r}; use one of {STAGES}")
-    if not callable(entry.make):
-        raise PluginError(f"the processor of {entry.setting!r} has no function that makes it")
-    check_new(entry.parameters)
+    check_maker(f"processor of {entry.setting!r}", entry.make)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from unspool.errors import LoadError
 from unspool.kernels.cpu import AnyBlocks, AnyKind, Blocks, find_library, pack_tiles, unpack_tiles
-from unspool.kernels.cpu.library import Matrix, describe_matrix
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
+from unspool.kernels.cpu.structures import CMatrix, describe_matrix
 from unspool.kernels.gpu.products.words import WordKind, Words, lay_out_words, round_floats
 from unspool.kernels.mx import MxWords
 from unspool.kernels.norms import layer_norm, rms_norm
@@ -150,10 +150,10 @@ class PackedRows:
     shape: tuple[int, int]
     bias: torch.Tensor | None = None
     rest: PackedRows | None = None  # the last rows, if they are of another kind
-    _matrix: Matrix | None = field(default=None, init=False, repr=False, compare=False)
+    _matrix: CMatrix | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
-    def matrix(self) -> Matrix:
+    def matrix(self) -> CMatrix:
         """The matrix's C struct; rebuilt if the bytes or the bias have moved in memory."""
         known, bias = self._matrix, self.bias
         rest = self.rest.matrix if self.rest is not None else None

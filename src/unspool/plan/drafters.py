@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from unspool.config.parameter import Parameter, make_count
 from unspool.config.parameters import check_new
-from unspool.errors import PluginError
-from unspool.registry import Table, resolve
+from unspool.registry import Table, check_maker
 
 if TYPE_CHECKING:
     from unspool.config import GenerationConfig
@@ -94,11 +93,9 @@ _BUILT_IN: tuple[DrafterEntry, ...] = (
 
 
 def _check_entry(entry: DrafterEntry) -> None:
-    if not entry.parameters:
-        raise PluginError(f"the drafter {entry.name!r} has no setting that switches it on")
-    if not callable(resolve(entry.make)):
-        raise PluginError(f"the drafter {entry.name!r} has no function that makes it")
-    check_new(entry.parameters)
+    part = f"drafter {entry.name!r}"
+    check_new(part, entry.parameters)
+    check_maker(part, entry.make)
 
 
 DRAFTERS: Final = Table[DrafterEntry]("drafter", _BUILT_IN, lambda entry: entry.name, _check_entry)

@@ -15,9 +15,8 @@ from unspool.config.modes import find_num_candidates
 from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import check_new
-from unspool.errors import PluginError
 from unspool.plan.pairs import Facts, Method, Pair
-from unspool.registry import Table, resolve
+from unspool.registry import Table, check_maker
 
 if TYPE_CHECKING:
     from unspool.config import GenerationConfig
@@ -90,11 +89,9 @@ _BUILT_IN: tuple[StrategyEntry, ...] = (
 
 
 def _check_entry(entry: StrategyEntry) -> None:
-    if not entry.parameters:
-        raise PluginError(f"the strategy {entry.name!r} has no setting that switches it on")
-    if not callable(resolve(entry.make)):
-        raise PluginError(f"the strategy {entry.name!r} has no function that makes it")
-    check_new(entry.parameters)
+    part = f"strategy {entry.name!r}"
+    check_new(part, entry.parameters)
+    check_maker(part, entry.make)
 
 
 STRATEGIES: Final = Table[StrategyEntry]("strategy", _BUILT_IN, lambda entry: entry.name, _check_entry)

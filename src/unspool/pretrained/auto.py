@@ -17,8 +17,8 @@ from unspool.loading.model import load_parts
 from unspool.loading.tokenizer import load_tokenizer
 from unspool.models.adapters import find_settings
 from unspool.pretrained.keywords import MODEL_KEYWORDS, TOKENIZER_KEYWORDS, take_applied
+from unspool.pretrained.locations import read_location
 from unspool.pretrained.model import PretrainedModel
-from unspool.pretrained.places import read_place
 from unspool.pretrained.quantization import read_quantization
 from unspool.small_files import read_json_object
 from unspool.text import Tokenizer
@@ -49,14 +49,14 @@ class _AutoModel(Auto):
         if args:
             raise SettingError(f"{caller} takes one name or path, and keywords")
         applied = take_applied(kwargs, MODEL_KEYWORDS, caller, PARAMETERS)
-        place = read_place(pretrained_model_name_or_path, applied)
+        location = read_location(pretrained_model_name_or_path, applied)
         settings = {name: applied.pop(name) for name in list(applied) if name in PARAMETERS}
         own = applied.pop("generation_config", None)
         parts = load_parts(
-            place.name,
-            revision=place.revision,
-            offline=place.offline,
-            hub=place.hub,
+            location.name,
+            revision=location.revision,
+            offline=location.offline,
+            hub=location.hub,
             **_read_placement(applied),
             **applied,
         )
@@ -117,15 +117,17 @@ class AutoTokenizer(Auto):
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Tokenizer:
         """Load the tokenizer of a folder, a GGUF file, a hub id or a short name. Keywords: docs/transformers.md."""
         applied = take_applied(kwargs, TOKENIZER_KEYWORDS, f"{cls.__name__}.from_pretrained()")
-        place = read_place(pretrained_model_name_or_path, applied)
-        tokenizer, path = load_tokenizer(place.name, revision=place.revision, offline=place.offline, hub=place.hub)
+        location = read_location(pretrained_model_name_or_path, applied)
+        tokenizer, path = load_tokenizer(
+            location.name, revision=location.revision, offline=location.offline, hub=location.hub
+        )
         file = path / "tokenizer_config.json"
-        told = read_json_object(file, MAX_CONFIG_BYTES, is_strict=False) if file.is_file() else {}
+        config = read_json_object(file, MAX_CONFIG_BYTES, is_strict=False) if file.is_file() else {}
         tokenizer.name_or_path = str(pretrained_model_name_or_path)
-        tokenizer.padding_side = applied.pop("padding_side", None) or _read_side(told, "padding_side")
-        tokenizer.truncation_side = applied.pop("truncation_side", None) or _read_side(told, "truncation_side")
+        tokenizer.padding_side = applied.pop("padding_side", None) or _read_side(config, "padding_side")
+        tokenizer.truncation_side = applied.pop("truncation_side", None) or _read_side(config, "truncation_side")
         longest = applied.pop("model_max_length", None)
-        tokenizer.model_max_length = read_longest(told.get("model_max_length") if longest is None else longest)
+        tokenizer.model_max_length = read_longest(config.get("model_max_length") if longest is None else longest)
         cleans = applied.pop("clean_up_tokenization_spaces", None)
         if cleans is not None:
             tokenizer.clean_up_tokenization_spaces = bool(cleans)
@@ -144,8 +146,8 @@ class AutoTokenizer(Auto):
         return tokenizer
 
 
-def _read_side(told: Mapping[str, Any], name: str) -> Any:
-    return told[name] if told.get(name) in ("left", "right") else "right"
+def _read_side(config: Mapping[str, Any], name: str) -> Any:
+    return config[name] if config.get(name) in ("left", "right") else "right"
 
 
 def _set_prefix_space(backend: tokenizers.Tokenizer, is_on: bool) -> None:

@@ -13,7 +13,7 @@ from unspool.errors import InputError, LoadError, SettingError, excerpt
 from unspool.loading.source import find_source
 from unspool.pretrained.auto import Auto, AutoTokenizer
 from unspool.pretrained.keywords import TOKENIZER_KEYWORDS, take_applied
-from unspool.pretrained.places import read_place
+from unspool.pretrained.locations import read_location
 from unspool.small_files import read_json_object
 from unspool.speech.features import HOP, extract_features
 from unspool.speech.sound import RATE
@@ -89,8 +89,10 @@ class AutoProcessor(Auto):
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> SpeechProcessor:
         """Load the processor of a speech model's folder or hub id; keywords as for tokenizers."""
         applied = take_applied(kwargs, TOKENIZER_KEYWORDS, f"{cls.__name__}.from_pretrained()")
-        place = read_place(pretrained_model_name_or_path, dict(applied))
-        path = find_source(place.name, revision=place.revision, offline=place.offline, hub=place.hub, has_weights=False)
+        location = read_location(pretrained_model_name_or_path, dict(applied))
+        path = find_source(
+            location.name, revision=location.revision, offline=location.offline, hub=location.hub, has_weights=False
+        )
         file = path / "config.json"
         config = read_json_object(file) if file.is_file() else {}
         channels, positions = config.get("num_mel_bins"), config.get("max_source_positions")

@@ -19,7 +19,7 @@ from unspool.errors import ResourceError, SettingError
 from unspool.ray.batch import Pipeline, read_failure
 
 
-class Parts(BlockBasedFileDatasink):  # type: ignore[misc]
+class LinesFolder(BlockBasedFileDatasink):  # type: ignore[misc]
     """Lines of answers, a file per task."""
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class FolderJob:
                 "line", str(self._checkpoint.resolve()), delete_checkpoint_on_success=False
             )
             try:
-                dataset.write_datasink(Parts(self._parts.resolve()))
+                dataset.write_datasink(LinesFolder(self._parts.resolve()))
             except RayError as error:
                 raise read_failure(error) from error
             except OSError as error:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from unspool.registry.plugins import load_plugins, register, unregister
-from unspool.registry.references import Reference, find_home, find_name, resolve
+from unspool.registry.references import Reference, check_maker, find_home, find_name, resolve
 from unspool.registry.tables import Table
 
-__all__ = ["Reference", "Table", "find_home", "find_name", "load_plugins", "register", "resolve", "unregister"]
+__all__ = [
+    "Reference",
+    "Table",
+    "check_maker",
+    "find_home",
+    "find_name",
+    "load_plugins",
+    "register",
+    "resolve",
+    "unregister",
+]

@@ -6,6 +6,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from unspool.errors import PluginError
+
 Reference = str | type
 """A class, or where it is: "package.module:Name"."""
 
@@ -27,3 +29,9 @@ def find_name(reference: Reference) -> str:
 def find_home(reference: Reference) -> str:
     """The module of a class, without importing it."""
     return reference.partition(":")[0] if isinstance(reference, str) else reference.__module__
+
+
+def check_maker(part: str, make: Any) -> None:
+    """Raise a PluginError if what should make a part is no function."""
+    if not callable(resolve(make)):
+        raise PluginError(f"the {part} has no function that makes it")

@@ -19,7 +19,7 @@ from unspool.server.bodies import ClientGoneError, JsonResponse
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
 from unspool.server.generating import make_endpoint
-from unspool.server.logs import Record
+from unspool.server.logs import RequestRecord
 from unspool.server.messages import MessageDialect
 from unspool.server.ollama import OllamaDialect, OllamaRoutes
 from unspool.server.openapi import describe_routes
@@ -99,9 +99,9 @@ async def _answer_refusal(_: Request, error: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> Response:
     """Starlette's own errors: no such route, a method that a route does not have."""
     assert isinstance(error, HTTPException)
-    told = {404: f"there is no {request.url.path[:128]!r} here; /openapi.json lists the routes"}
-    told[405] = f"{request.method} is not a method of {request.url.path[:128]!r}"
-    refused = RequestError(error.status_code, told.get(error.status_code, error.detail))
+    reasons = {404: f"there is no {request.url.path[:128]!r} here; /openapi.json lists the routes"}
+    reasons[405] = f"{request.method} is not a method of {request.url.path[:128]!r}"
+    refused = RequestError(error.status_code, reasons.get(error.status_code, error.detail))
     return JsonResponse(refused.as_openai(), refused.status, error.headers)
 
 
@@ -119,7 +119,7 @@ class Door:
             elif scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        record = Record(uuid.uuid4().hex, scope["method"], scope["path"])
+        record = RequestRecord(uuid.uuid4().hex, scope["method"], scope["path"])
         scope["unspool.record"] = record
         extra = [(b"x-request-id", record.id.encode()), (b"x-content-type-options", b"nosniff")]
 
@@ -152,7 +152,7 @@ class Door:
             route = scope.get("route")
             self._state.note_end(record, getattr(route, "path", "unknown"))
 
-    def _check(self, scope: Any, record: Record, extra: list[tuple[bytes, bytes]]) -> Response | None:
+    def _check(self, scope: Any, record: RequestRecord, extra: list[tuple[bytes, bytes]]) -> Response | None:
         """The answer to a request that may not come in."""
         state, headers = self._state, Headers(scope=scope)
         try:

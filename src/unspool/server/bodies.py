@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from unspool.server.fields import refuse_deep
-from unspool.server.logs import Record
+from unspool.server.logs import RequestRecord
 from unspool.server.refusals import RequestError
 from unspool.server.sse import wait_until_gone
 
@@ -31,9 +31,9 @@ class JsonResponse(Response):
         super().__init__(msgspec.json.encode(value), status_code, headers)
 
 
-def get_record(request: Request) -> Record:
+def get_record(request: Request) -> RequestRecord:
     """What is known of the request."""
-    record: Record = request.scope["unspool.record"]
+    record: RequestRecord = request.scope["unspool.record"]
     return record
 
 

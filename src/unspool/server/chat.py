@@ -11,15 +11,16 @@ from unspool.grammar.tools import find_format, make_settings
 from unspool.grammar.vocabulary import list_specials
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
-from unspool.server.frames import DONE, frame
+from unspool.server.frames import frame
 from unspool.server.names import CHAT
+from unspool.server.openai import OpenAIErrors, make_head, send_chunks
 from unspool.server.orders import Order, Target, has_structure, make_order
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 
 
-class ChatDialect:
+class ChatDialect(OpenAIErrors):
     """OpenAI's chat completions."""
 
     media_type = "text/event-stream"
@@ -32,7 +33,7 @@ class ChatDialect:
         """The body of a whole answer."""
         order = reply.order
         made: dict[str, Any] = {
-            **_head(reply, "chat.completion"),
+            **make_head(reply, "chat.completion"),
             "choices": [_write_choice(reply, choice) for choice in choices],
             "usage": count_usage(work),
         }
@@ -44,37 +45,13 @@ class ChatDialect:
 
     async def events(self, reply: Reply, work: Work) -> AsyncIterator[bytes]:
         """Chunks, the usage if it was asked for, and the end."""
-        order, head = reply.order, _head(reply, "chat.completion.chunk")
+        order, head = reply.order, make_head(reply, "chat.completion.chunk")
         for index in range(order.num_choices):
             opening = {"role": "assistant", "content": ""}
             chunk = {"index": index, "delta": opening, "logprobs": None, "finish_reason": None}
             yield frame({**head, "choices": [chunk]})
-        async for deltas in work.deltas():
-            for delta in deltas:
-                chunk = {**head, "choices": [_write_delta(reply, delta)]}
-                yield frame({**chunk, "usage": count_usage(work)} if order.repeats_usage else chunk)
-        if order.sends_usage:
-            yield frame({**head, "choices": [], "usage": count_usage(work)})
-        yield DONE
-
-    def write_error(self, error: RequestError) -> dict[str, Any]:
-        """The body of an error."""
-        return error.as_openai()
-
-    def write_late_error(self, error: RequestError) -> bytes:
-        """An error after a stream's beginning."""
-        return frame(error.as_openai())
-
-
-def _head(reply: Reply, kind: str) -> dict[str, Any]:
-    order = reply.order
-    return {
-        "id": order.id,
-        "object": kind,
-        "created": order.created,
-        "model": order.model,
-        "system_fingerprint": reply.fingerprint,
-    }
+        async for event in send_chunks(reply, work, head, lambda delta: _write_delta(reply, delta)):
+            yield event
 
 
 def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from typing import Any
 from unspool.errors import UnspoolError, excerpt
 from unspool.server.dialect import Reply
 from unspool.server.fields import read_fields
-from unspool.server.frames import DONE, frame
+from unspool.server.frames import frame
 from unspool.server.names import COMPLETIONS
+from unspool.server.openai import OpenAIErrors, make_head, send_chunks
 from unspool.server.orders import COMPLETION_TOKENS, Order, Target, make_order
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 
 
-class CompletionDialect:
+class CompletionDialect(OpenAIErrors):
     """OpenAI's completions."""
 
     media_type = "text/event-stream"
@@ -51,43 +52,19 @@ class CompletionDialect:
     def write(self, reply: Reply, choices: list[Choice], work: Work) -> dict[str, Any]:
         """The body of a whole answer."""
         made = [_write_choice(reply, choice) for choice in choices]
-        return {**_head(reply), "choices": made, "usage": count_usage(work)}
+        return {**make_head(reply, "text_completion"), "choices": made, "usage": count_usage(work)}
 
     async def events(self, reply: Reply, work: Work) -> AsyncIterator[bytes]:
         """Chunks, the usage if it was asked for, and the end."""
-        order, head = reply.order, _head(reply)
+        order, head = reply.order, make_head(reply, "text_completion")
         offsets: dict[int, int] = {}
         if order.echo:
             for index, text in enumerate(_list_echoes(reply)):
                 offsets[index] = len(text)
                 chunk = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
                 yield frame({**head, "choices": [chunk]})
-        async for deltas in work.deltas():
-            for delta in deltas:
-                chunk = {**head, "choices": [_write_delta(reply, delta, offsets)]}
-                yield frame({**chunk, "usage": count_usage(work)} if order.repeats_usage else chunk)
-        if order.sends_usage:
-            yield frame({**head, "choices": [], "usage": count_usage(work)})
-        yield DONE
-
-    def write_error(self, error: RequestError) -> dict[str, Any]:
-        """The body of an error."""
-        return error.as_openai()
-
-    def write_late_error(self, error: RequestError) -> bytes:
-        """An error after a stream's beginning."""
-        return frame(error.as_openai())
-
-
-def _head(reply: Reply) -> dict[str, Any]:
-    order = reply.order
-    return {
-        "id": order.id,
-        "object": "text_completion",
-        "created": order.created,
-        "model": order.model,
-        "system_fingerprint": reply.fingerprint,
-    }
+        async for event in send_chunks(reply, work, head, lambda delta: _write_delta(reply, delta, offsets)):
+            yield event
 
 
 def _list_echoes(reply: Reply) -> list[str]:
@@ -104,11 +81,11 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
     text, logprobs = choice.text, None
     echoed = _echo(reply, choice.prompt_ids) if order.echo else ""
     if order.logprobs is not None and choice.logprobs is not None:
-        told: list[Any] = list(choice.logprobs)
+        listed: list[Any] = list(choice.logprobs)
         ids = [one.token_id for one in choice.logprobs]
         if order.echo and choice.prompt_logprobs is not None:
-            told, ids = [*choice.prompt_logprobs, *told], [*choice.prompt_ids, *ids]
-        logprobs = texts.write_completion(told, ids, order.logprobs, 0)
+            listed, ids = [*choice.prompt_logprobs, *listed], [*choice.prompt_ids, *ids]
+        logprobs = texts.write_completion(listed, ids, order.logprobs, 0)
     made = {
         "index": choice.index,
         "text": echoed + text,
@@ -126,8 +103,8 @@ def _write_delta(reply: Reply, delta: Delta, offsets: dict[int, int]) -> dict[st
     order, logprobs = reply.order, None
     text, ids = ("", []) if order.writes_nothing else (delta.text, delta.token_ids)
     if order.logprobs is not None and delta.logprobs and not order.writes_nothing:
-        told = [one.token_id for one in delta.logprobs]
-        logprobs = reply.texts.write_completion(delta.logprobs, told, order.logprobs, offsets.get(delta.index, 0))
+        scored = [one.token_id for one in delta.logprobs]
+        logprobs = reply.texts.write_completion(delta.logprobs, scored, order.logprobs, offsets.get(delta.index, 0))
         offsets[delta.index] = offsets.get(delta.index, 0) + sum(map(len, logprobs["tokens"]))
     reason = "length" if order.writes_nothing and delta.finish_reason else delta.finish_reason
     made = {"index": delta.index, "text": text, "logprobs": logprobs, "finish_reason": reason}

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from unspool.server.bodies import JsonResponse, get_record, read_json, until_gone
 from unspool.server.dialect import Dialect, Reply
-from unspool.server.logs import Record
+from unspool.server.logs import RequestRecord
 from unspool.server.models import Served
 from unspool.server.orders import Order
 from unspool.server.refusals import RequestError, read_error
@@ -71,7 +71,7 @@ async def generate(
 
 
 def _submit(
-    state: ServerState, dialect: Dialect, served: Served, body: dict[str, Any], record: Record
+    state: ServerState, dialect: Dialect, served: Served, body: dict[str, Any], record: RequestRecord
 ) -> tuple[Order, Work]:
     """Read a body and hand it to the engine, in a thread: templates, tokenizers and grammars take their time."""
     if served.engine is None:
@@ -89,26 +89,26 @@ def _submit(
         raise _explain(error, record) from error
 
 
-def _explain(error: Exception, record: Record) -> RequestError:
-    told = read_error(error)
-    if told.status == 500:
+def _explain(error: Exception, record: RequestRecord) -> RequestError:
+    refused = read_error(error)
+    if refused.status == 500:
         record.error = type(error).__name__
         record.bug = error
-    return told
+    return refused
 
 
-async def _guard(dialect: Dialect, reply: Reply, work: Work, record: Record) -> AsyncIterator[bytes]:
+async def _guard(dialect: Dialect, reply: Reply, work: Work, record: RequestRecord) -> AsyncIterator[bytes]:
     """A stream's events; an error becomes the last one."""
     try:
         async for event in dialect.events(reply, work):
             yield event
     except Exception as error:
-        told = _explain(error, record)
-        record.error = record.error or told.code
-        yield dialect.write_late_error(told)
+        refused = _explain(error, record)
+        record.error = record.error or refused.code
+        yield dialect.write_late_error(refused)
 
 
-def _note(state: ServerState, record: Record, work: Work) -> None:
+def _note(state: ServerState, record: RequestRecord, work: Work) -> None:
     """Enter what a request has cost."""
     metrics, now = state.metrics, time.monotonic()
     record.new_tokens = work.num_new

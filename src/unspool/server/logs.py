@@ -13,7 +13,7 @@ import msgspec
 
 
 @dataclass
-class Record:
+class RequestRecord:
     """What is known of a request while it is at work."""
 
     id: str
@@ -50,7 +50,7 @@ class Log:
         except (OSError, ValueError):  # nobody reads it any more
             self._is_on = False
 
-    def write_request(self, record: Record) -> None:
+    def write_request(self, record: RequestRecord) -> None:
         """The line of a request that has ended."""
         self.write(
             "request",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unspool.server.lifecycle import Gate
-from unspool.server.logs import Log, Record
+from unspool.server.logs import Log, RequestRecord
 from unspool.server.metrics import Metrics
 from unspool.server.models import Models
 from unspool.server.options import ServerOptions
@@ -29,7 +29,7 @@ class ServerState:
         self.keys = Keys(self.options.keys)
         self.log = Log(self.options.log)
 
-    def note_end(self, record: Record, route: str) -> None:
+    def note_end(self, record: RequestRecord, route: str) -> None:
         """Count and log a request that has ended."""
         self.metrics.requests[route, record.status] += 1
         self.metrics.num_gone += record.is_gone

@@ -14,10 +14,10 @@ from unspool.speech.decoder import WindowDecoder, Written
 from unspool.speech.markers import begin, needs_detection
 from unspool.speech.segments import Slice, cut_window
 
-Progress = Callable[[Sequence["Place"]], None]
+Progress = Callable[[Sequence["SoundCursor"]], None]
 
 
-class Source(Protocol):
+class FeatureSource(Protocol):
     """The features of a sound, read window by window."""
 
     def num_left(self, seek: int) -> int:
@@ -59,11 +59,11 @@ class FeatureRow:
 
 
 @dataclass
-class Place:
+class SoundCursor:
     """Where the work on one sound is."""
 
     index: int
-    source: Source
+    source: FeatureSource
     seek: int = 0
     language: int | None = None  # the token that was found
     history: list[list[int]] = field(default_factory=list)  # the tokens of each segment so far
@@ -98,71 +98,71 @@ class Course:
 
 
 def decode_windows(
-    decoder: WindowDecoder, sources: Iterable[Source], course: Course, progress: Progress | None = None
+    decoder: WindowDecoder, sources: Iterable[FeatureSource], course: Course, progress: Progress | None = None
 ) -> Iterator[WindowResult]:
     """Every window's result, as soon as it is there; the sounds of a batch take turns, row by row."""
     waiting = iter(enumerate(sources))
-    places: list[Place] = []
+    cursors: list[SoundCursor] = []
     while True:
-        while len(places) < course.batch_size and (following := next(waiting, None)) is not None:
-            places.append(_begin(*following, course, decoder))
-        if not places:
+        while len(cursors) < course.batch_size and (following := next(waiting, None)) is not None:
+            cursors.append(_begin(*following, course, decoder))
+        if not cursors:
             return
         if progress is not None:
-            progress(places)
-        yield from _decode_batch(decoder, places, course)
-        places = [place for place in places if place.source.num_left(place.seek) > 0]
+            progress(cursors)
+        yield from _decode_batch(decoder, cursors, course)
+        cursors = [cursor for cursor in cursors if cursor.source.num_left(cursor.seek) > 0]
 
 
-def _begin(index: int, source: Source, course: Course, decoder: WindowDecoder) -> Place:
-    place = Place(index, source, is_conditioned=course.conditions)
+def _begin(index: int, source: FeatureSource, course: Course, decoder: WindowDecoder) -> SoundCursor:
+    cursor = SoundCursor(index, source, is_conditioned=course.conditions)
     if course.prompt_ids is not None and not course.prompts_all:
         has_mark = course.prompt_ids[:1] == (decoder.markers.previous,)
-        place.history.append(list(course.prompt_ids[1:] if has_mark else course.prompt_ids))
-    return place
+        cursor.history.append(list(course.prompt_ids[1:] if has_mark else course.prompt_ids))
+    return cursor
 
 
-def _decode_batch(decoder: WindowDecoder, places: Sequence[Place], course: Course) -> Iterator[WindowResult]:
+def _decode_batch(decoder: WindowDecoder, cursors: Sequence[SoundCursor], course: Course) -> Iterator[WindowResult]:
     """One window of every sound."""
     heard = []
-    for place in places:
-        if place.source.is_silent(place.seek):
-            yield _skip(place)
+    for cursor in cursors:
+        if cursor.source.is_silent(cursor.seek):
+            yield _skip(cursor)
         else:
-            heard.append(place)
+            heard.append(cursor)
     if not heard:
         return
-    encoded = decoder.encode(torch.stack([place.source.read(place.seek) for place in heard]))
+    encoded = decoder.encode(torch.stack([cursor.source.read(cursor.seek) for cursor in heard]))
     _detect(decoder, heard, encoded, course)
-    prompts = [_make_prompt(decoder, place, course) for place in heard]
+    prompts = [_make_prompt(decoder, cursor, course) for cursor in heard]
     texts = decoder.write(encoded, prompts, course.temperatures)
-    for row, (place, written) in enumerate(zip(heard, texts, strict=True)):
+    for row, (cursor, written) in enumerate(zip(heard, texts, strict=True)):
         if decoder.is_silent(written):
-            yield _skip(place, written)
+            yield _skip(cursor, written)
             continue
         if course.wants_times:
-            decoder.place(encoded, row, written, place.source.count_positions(place.seek))
-        yield _take(decoder, place, written, course)
+            decoder.place(encoded, row, written, cursor.source.count_positions(cursor.seek))
+        yield _take(decoder, cursor, written, course)
 
 
-def _detect(decoder: WindowDecoder, places: Sequence[Place], encoded: Encoded, course: Course) -> None:
+def _detect(decoder: WindowDecoder, cursors: Sequence[SoundCursor], encoded: Encoded, course: Course) -> None:
     rows = [
         row
-        for row, place in enumerate(places)
-        if place.language is None and needs_detection(decoder.markers, course.languages[place.index], course.task)
+        for row, cursor in enumerate(cursors)
+        if cursor.language is None and needs_detection(decoder.markers, course.languages[cursor.index], course.task)
     ]
     if rows:
         part = Encoded(encoded.states[rows], [encoded.lengths[row] for row in rows])
         for row, token in zip(rows, decoder.find_languages(part), strict=True):
-            places[row].language = token
+            cursors[row].language = token
 
 
-def _make_prompt(decoder: WindowDecoder, place: Place, course: Course) -> list[int]:
+def _make_prompt(decoder: WindowDecoder, cursor: SoundCursor, course: Course) -> list[int]:
     """What a window's text follows: earlier text or the caller's prompt, then the markers."""
     markers, most = decoder.markers, decoder.model.info.max_context
-    marks = begin(markers, course.languages[place.index], place.language, course.task, decoder.has_timestamps)
-    if place.is_conditioned and place.history:
-        earlier = [token for segment in place.history for token in _drop_double(segment, markers.first_timestamp)]
+    marks = begin(markers, course.languages[cursor.index], cursor.language, course.task, decoder.has_timestamps)
+    if cursor.is_conditioned and cursor.history:
+        earlier = [token for segment in cursor.history for token in _drop_double(segment, markers.first_timestamp)]
         earlier = earlier[-(most // 2 - 1) :] if most is not None else earlier
         if course.prompts_all and course.prompt_ids is not None:
             return [*course.prompt_ids, *earlier, *marks]
@@ -176,25 +176,25 @@ def _drop_double(segment: list[int], first_timestamp: int | None) -> list[int]:
     return segment[:-1] if is_double else segment
 
 
-def _take(decoder: WindowDecoder, place: Place, written: Written, course: Course) -> WindowResult:
+def _take(decoder: WindowDecoder, cursor: SoundCursor, written: Written, course: Course) -> WindowResult:
     shape = decoder.model.info.features
     assert shape is not None
-    seek, num_frames = place.seek, place.source.num_left(place.seek)
+    seek, num_frames = cursor.seek, cursor.source.num_left(cursor.seek)
     first = decoder.markers.first_timestamp
     first = decoder.model.info.vocab_size + 1 if first is None else first
     slices, ahead = cut_window(written.tokens, first, seek, num_frames, shape.stride)
-    place.seek += ahead
-    place.history += [written.tokens[one.first : one.stop] for one in slices]
-    place.is_conditioned = course.conditions and (written.temperature is None or written.temperature < 0.5)
-    return WindowResult(place.index, seek, num_frames, written, slices, place.language, _is_done(place))
+    cursor.seek += ahead
+    cursor.history += [written.tokens[one.first : one.stop] for one in slices]
+    cursor.is_conditioned = course.conditions and (written.temperature is None or written.temperature < 0.5)
+    return WindowResult(cursor.index, seek, num_frames, written, slices, cursor.language, _is_done(cursor))
 
 
-def _skip(place: Place, written: Written | None = None) -> WindowResult:
-    seek, num_frames = place.seek, place.source.num_left(place.seek)
-    place.seek += num_frames
+def _skip(cursor: SoundCursor, written: Written | None = None) -> WindowResult:
+    seek, num_frames = cursor.seek, cursor.source.num_left(cursor.seek)
+    cursor.seek += num_frames
     del written  # it was silence: its text is none
-    return WindowResult(place.index, seek, num_frames, None, [], place.language, _is_done(place))
+    return WindowResult(cursor.index, seek, num_frames, None, [], cursor.language, _is_done(cursor))
 
 
-def _is_done(place: Place) -> bool:
-    return place.source.num_left(place.seek) == 0
+def _is_done(cursor: SoundCursor) -> bool:
+    return cursor.source.num_left(cursor.seek) == 0

@@ -70,8 +70,6 @@ class StopEntry:
 
 def check_entry(entry: StopEntry) -> None:
     """Raise a PluginError for a stop that can't be added."""
-    if not entry.parameters:
-        raise PluginError(f"the stop {entry.reason!r} has no setting that switches it on")
     if entry.reason == OWN_REASON:
         raise PluginError(f"the reason {OWN_REASON!r} is that of a caller's own criteria; give yours another name")
-    check_new(entry.parameters)
+    check_new(f"stop {entry.reason!r}", entry.parameters)

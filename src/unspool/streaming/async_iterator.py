@@ -6,13 +6,11 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-import torch
-
-from unspool.streaming.base import Cancellation, DecodingTokenizer, Failure, StreamCancelled, check_timeout
-from unspool.streaming.text import TextStreamer
+from unspool.streaming.base import DecodingTokenizer, Failure, StreamCancelled
+from unspool.streaming.queued import QueuedTextStreamer
 
 
-class AsyncTextIteratorStreamer(TextStreamer):
+class AsyncTextIteratorStreamer(QueuedTextStreamer):
     """Keeps final text in a queue for a coroutine, which iterates over the streamer with `async for`.
 
     Make it inside a coroutine: it belongs to the event loop that runs there, and may be put into from any
@@ -26,17 +24,9 @@ class AsyncTextIteratorStreamer(TextStreamer):
         timeout: float | None = None,
         **decode_kwargs: Any,
     ) -> None:
-        super().__init__(tokenizer, skip_prompt, **decode_kwargs)
+        super().__init__(tokenizer, skip_prompt, timeout, **decode_kwargs)
         self.text_queue: asyncio.Queue[str | Failure | None] = asyncio.Queue()
-        self.stop_signal: str | None = None
-        self.timeout = check_timeout(timeout)
         self.loop = asyncio.get_running_loop()
-        self._cancellation = Cancellation()
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receive tokens; raises StreamCancelled once the reader has called `cancel`."""
-        self._cancellation.check()
-        super().put(value)
 
     def end(self) -> None:
         """Give the reader the rest of the text, and the end."""
@@ -50,10 +40,6 @@ class AsyncTextIteratorStreamer(TextStreamer):
         self.reset()
         with suppress(StreamCancelled):
             self._send(Failure(error))
-
-    def cancel(self) -> None:
-        """Called by the reader: no more text is wanted, and the producer's next `put` stops it."""
-        self._cancellation.cancel()
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Queue newly final text, and the stop signal after the last of it, from any thread."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from queue import Queue
 from typing import Any
 
-import torch
-
-from unspool.streaming.base import Cancellation, DecodingTokenizer, Failure, check_timeout
-from unspool.streaming.text import TextStreamer
+from unspool.streaming.base import DecodingTokenizer, Failure
+from unspool.streaming.queued import QueuedTextStreamer
 
 
-class TextIteratorStreamer(TextStreamer):
+class TextIteratorStreamer(QueuedTextStreamer):
     """Keeps final text in a queue for a reader in another thread, who iterates over the streamer.
 
     A read that waits longer than `timeout` seconds raises `queue.Empty`.
@@ -24,16 +22,8 @@ class TextIteratorStreamer(TextStreamer):
         timeout: float | None = None,
         **decode_kwargs: Any,
     ) -> None:
-        super().__init__(tokenizer, skip_prompt, **decode_kwargs)
+        super().__init__(tokenizer, skip_prompt, timeout, **decode_kwargs)
         self.text_queue: Queue[str | Failure | None] = Queue()
-        self.stop_signal: str | None = None
-        self.timeout = check_timeout(timeout)
-        self._cancellation = Cancellation()
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receive tokens; raises StreamCancelled once the reader has called `cancel`."""
-        self._cancellation.check()
-        super().put(value)
 
     def end(self) -> None:
         """Give the reader the rest of the text, and the end."""
@@ -45,10 +35,6 @@ class TextIteratorStreamer(TextStreamer):
         self._cancellation.end()
         self.reset()
         self.text_queue.put(Failure(error))
-
-    def cancel(self) -> None:
-        """Called by the reader: no more text is wanted, and the producer's next `put` stops it."""
-        self._cancellation.cancel()
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Queue newly final text, and the stop signal after the last of it."""

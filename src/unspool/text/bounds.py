@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unspool.errors import LoadError, excerpt
-from unspool.text.patterns import find_work
+from unspool.text.patterns import find_cost
 from unspool.text.work import find_growth, measure_charsmap, multiply_growths
 
 MAX_GROWTH = 16  # times that rules may lengthen a text
@@ -106,7 +106,7 @@ def _check_decoder(rule: Mapping[str, Any], where: str) -> None:
     pattern = rule.get("pattern")
     text = pattern.get("Regex") if isinstance(pattern, dict) else None
     # Decoding happens token by token, too often for a process of its own.
-    if isinstance(text, str) and find_work(text).degree != 1:
+    if isinstance(text, str) and find_cost(text).degree != 1:
         raise LoadError(f"{where}: a decoder has the pattern {excerpt(text)}, whose work can't be bounded")
 
 

@@ -15,7 +15,7 @@ _NUM_KEPT = 16
 _MOST_UNFINISHED = 3  # bytes of a character of four
 
 
-class DecodingTokenizer(Protocol):
+class TokenDecoder(Protocol):
     """The one thing asked of a tokenizer, unspool's or anyone's."""
 
     def decode(self, token_ids: Any, /, *, skip_special_tokens: bool) -> Any:
@@ -36,7 +36,7 @@ class Detokenizer:
     finished character too. It was already given out here, and stays.
     """
 
-    def __init__(self, tokenizer: DecodingTokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         # A decoder drops these before it looks at anything. Dropped here, the window is all text.

@@ -21,7 +21,7 @@ _CODES: Final = re.compile("([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})|__([a-z]{
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class LanguageMarks:
     """What a pair of languages changes in a call."""
 
     prefix: str = ""  # of the source's text
@@ -36,7 +36,7 @@ def find_languages(tokenizer: Tokenizer) -> dict[str, str]:
     return {match[1] or match[2]: token for match, token in found if match is not None}
 
 
-def mark_languages(tokenizer: Tokenizer | None, source: str | None, target: str | None) -> Marks:
+def mark_languages(tokenizer: Tokenizer | None, source: str | None, target: str | None) -> LanguageMarks:
     """Have a tokenizer mark sources with a language, and say what makes a model write another one.
 
     The source's language stays set in the tokenizer.
@@ -54,10 +54,12 @@ def mark_languages(tokenizer: Tokenizer | None, source: str | None, target: str 
     if isinstance(tokenizer, MarianTokenizer):
         if source is not None:
             raise SettingError("a Marian model reads one language and marks none in its sources; leave it out")
-        return Marks(prefix="" if target is None else f"{languages[target]} ")
+        return LanguageMarks(prefix="" if target is None else f"{languages[target]} ")
     if source is not None:
         _mark_source(tokenizer, languages, source)
-    return Marks(forced_bos_token_id=None if target is None else tokenizer.convert_tokens_to_ids(languages[target]))
+    return LanguageMarks(
+        forced_bos_token_id=None if target is None else tokenizer.convert_tokens_to_ids(languages[target])
+    )
 
 
 def _mark_source(tokenizer: Tokenizer, languages: dict[str, str], source: str) -> None:
@@ -81,7 +83,7 @@ _SIDES: Final = ("single", "pair")
 
 def _name_part(item: Any, known: set[str], chosen: str) -> str:
     """A part of a template in the form in which templates are written."""
-    kind, told = next(iter(item.items()))
+    kind, part = next(iter(item.items()))
     if kind == "Sequence":
-        return f"${told['id']}:{told['type_id']}"
-    return chosen if told["id"] in known else str(told["id"])
+        return f"${part['id']}:{part['type_id']}"
+    return chosen if part["id"] in known else str(part["id"])

@@ -40,7 +40,7 @@ _KNOWN = {r"(?:\r?\n)+(?!\r?\n)": 2}
 
 
 @dataclass(frozen=True)
-class Work:
+class PatternCost:
     """What a pattern may cost: the power of the text's length, the tries at each place; and its shortest match."""
 
     degree: int | None
@@ -70,18 +70,18 @@ class _UnclearError(Exception):
 
 
 @lru_cache(maxsize=256)
-def find_work(pattern: str) -> Work:
+def find_cost(pattern: str) -> PatternCost:
     """How a pattern's work grows with the text."""
     if pattern in _KNOWN:
-        return Work(_KNOWN[pattern])
+        return PatternCost(_KNOWN[pattern])
     try:
         rows = _Reader(pattern.removeprefix("(?i)")).read()
         tries = _check_choices(sum(map(_count_choices, rows)))
     except (_UnclearError, IndexError):
-        return Work(degree=None)
+        return PatternCost(degree=None)
     is_linear = all(_is_row_linear(rows, index) for index in range(len(rows)))
     degree = 1 if is_linear else 1 + max(map(_count_loops, rows))
-    return Work(degree, tries, min(map(_measure_shortest, rows)))
+    return PatternCost(degree, tries, min(map(_measure_shortest, rows)))
 
 
 class _Reader:

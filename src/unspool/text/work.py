@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 
 from unspool.text.confined import encode_confined
-from unspool.text.patterns import find_work
+from unspool.text.patterns import find_cost
 
 MAX_STEPS_HERE = 2_000_000_000  # of a few nanoseconds each
 MAX_BYTES_HERE = 4 << 20  # that rules may make of a text, where they may make more than four times as much of it
@@ -71,7 +71,7 @@ def measure_workload(backend: tokenizers.Tokenizer) -> Workload:
     for rule in rules:
         pattern = rule.get("pattern")
         if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
-            work = find_work(pattern["Regex"])
+            work = find_cost(pattern["Regex"])
             tries += work.tries
             if work.degree is None:
                 return Workload(growth, growth_of_ascii, tries, None)
@@ -132,7 +132,7 @@ def _find_growth_of_replacing(pattern: Any, content: Any) -> float:
     pattern = pattern if isinstance(pattern, dict) else {"String": pattern}
     literal, regex = pattern.get("String"), pattern.get("Regex")
     if isinstance(regex, str):
-        shortest = find_work(regex).shortest
+        shortest = find_cost(regex).shortest
     else:
         shortest = len(literal.encode("utf-8", "replace")) if isinstance(literal, str) else 0
     # One that matches nothing may do so between any two characters.

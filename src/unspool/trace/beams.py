@@ -31,10 +31,10 @@ class BeamSteps:
         self._kept: dict[tuple[int, int, int], int] = {}  # the last step's (step, group, place): slots
         self._ended: dict[tuple[int, int, int], int] = {}  # (step, group, place): the slot that an ended one continues
         self._returned: list[Returned] = []
-        self._progress: Progress | None = None
+        self._progress: ConstraintProgress | None = None
         if plan.strategy == "constrained":
             constraints = prepare_constraints(settings, vocab_size=vocab_size, end_ids=plan.eos_token_ids)
-            self._progress = Progress(constraints, () if settings.strict_constraints else prompt, show)
+            self._progress = ConstraintProgress(constraints, () if settings.strict_constraints else prompt, show)
 
     def see(self, report: TraceStep | Returned) -> None:
         """Take a step of one group, or a sequence that is returned."""
@@ -121,7 +121,7 @@ def _find_index(indices: array[int], slot: int) -> int | None:
     return None if indices[slot] == NOT_LIVE else indices[slot]
 
 
-class Progress:
+class ConstraintProgress:
     """How far each beam has come with the constraints."""
 
     def __init__(self, constraints: Sequence[Constraint], prompt: Sequence[int], show: Show) -> None:

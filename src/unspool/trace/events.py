@@ -78,7 +78,7 @@ class Trace:
         run, prefix = self.run, self._prefix
         parts = run.parts
         plan = parts.plan
-        prompt = run.prompt_token_ids()
+        prompt = parts.prompts.list_tokens()
         ids = prompt[0] if prompt else []
         if prefix and parts.prompts.source is None:
             ids = ids[: -len(prefix)]

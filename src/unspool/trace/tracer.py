@@ -53,7 +53,7 @@ class Tracer:
         )
         self._mark = RunningMark.of(plan.settings.watermarking_config, info) if plan.num_beams == 1 else None
         if plan.num_beams > 1:
-            self.beams = BeamSteps(plan, info.vocab_size, run.prompt_ids[0].tolist(), self.show)
+            self.beams = BeamSteps(plan, info.vocab_size, parts.prompt_ids[0].tolist(), self.show)
         written = parts.prompts.ids[0, parts.prompts.width - parts.prompts.num_written :].tolist()
         self._index = len(written)
         if self._mark is not None:

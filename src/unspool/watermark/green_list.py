@@ -176,7 +176,10 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         return scores.scatter(-1, candidates, torch.where(is_green, highest + self.bias, highest))
 
     def _raise_on_gpu(self, input_ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
-        from unspool.kernels.gpu.marks.green_lists import OwnLists, raise_own  # Triton is imported where a GPU is used
+        from unspool.kernels.gpu.marks.green_lists import (
+            DeviceOwnLists,
+            raise_own,
+        )  # Triton is imported where a GPU is used
 
         assert self._table is not None
         table = self._table = self._table.to(scores.device)
@@ -184,7 +187,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         search = take_highest_by_chunks if is_wide(scores, count) else take_highest
         highest, candidates = search(scores, count)
         key = send_key(self._key, scores.device)
-        lists = OwnLists(table, key, self.context_width - 1, self.greenlist_size)
+        lists = DeviceOwnLists(table, key, self.context_width - 1, self.greenlist_size)
         return raise_own(scores, input_ids, highest, candidates, lists, self.bias)
 
 

@@ -9,12 +9,12 @@ import random
 import pytest
 
 from unspool.decoding.speculative.drafters.confidence import Confidence
-from unspool.decoding.speculative.policy import Scheduled, Turn
+from unspool.decoding.speculative.policy import CheckedTurn, Scheduled
 from unspool.decoding.speculative.weighing import Acceptance, Weighed
 
 
-def turn(drafted: list[int], accepted: list[int], draft: float = 0.0, check: float = 1.0) -> Turn:
-    return Turn(drafted, accepted, len(drafted), len(drafted) + sum(accepted), draft, check)
+def turn(drafted: list[int], accepted: list[int], draft: float = 0.0, check: float = 1.0) -> CheckedTurn:
+    return CheckedTurn(drafted, accepted, len(drafted), len(drafted) + sum(accepted), draft, check)
 
 
 def test_schedules() -> None:

@@ -21,7 +21,7 @@ from unspool.kernels.cpu import (
     read_supers,
     unpack_tiles,
 )
-from unspool.kernels.cpu.library import Matrix, describe_matrix
+from unspool.kernels.cpu.structures import CMatrix, describe_matrix
 from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES
 
 SIZES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "Q5_0": 22, "Q5_1": 24}  # bytes in a file
@@ -117,11 +117,11 @@ def test_products_of_whole_numbers_are_exact(library: Library, stored: str) -> N
         assert (off <= 1e-6 * (x.double().abs() @ weight.T.abs())).all(), name
 
 
-def make_mixed(kinds: tuple[str, ...], rows: tuple[int, ...], columns: int) -> tuple[Matrix, torch.Tensor, object]:
+def make_mixed(kinds: tuple[str, ...], rows: tuple[int, ...], columns: int) -> tuple[CMatrix, torch.Tensor, object]:
     """A matrix of parts of several kinds with a bias, the numbers that it stands for, and what must be kept alive."""
     numbers: list[torch.Tensor] = []
     kept: list[object] = []
-    matrix: Matrix | None = None
+    matrix: CMatrix | None = None
     bias = torch.randn(sum(rows), generator=torch.Generator().manual_seed(8))
     below = 0
     for place in reversed(range(len(kinds))):

@@ -65,13 +65,6 @@ def _read_tokens(width: int = 7) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _read_padded() -> dict[str, torch.Tensor]:
-    ids = _draw(2, 7)
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    return {"input_ids": ids * mask, "attention_mask": mask}
-
-
 def _draw_pixels(rows: int = 2) -> torch.Tensor:
     return torch.randn(rows, 3, 8, 8, generator=torch.Generator().manual_seed(6))
 
@@ -259,14 +252,6 @@ def _make_musicgen(kind: str = "Musicgen", **more: Any) -> Any:
     for layer in model.audio_encoder.quantizer.layers:  # or every code is the same sound
         layer.codebook.embed.normal_()
     return model
-
-
-BARK = {"input_vocab_size": 60, "output_vocab_size": 60, "num_layers": 2, "num_heads": 2, "hidden_size": 16}
-
-
-def _make_bark() -> Any:
-    """Bark's second part, whose tokens come from two codebooks in turn."""
-    return transformers.BarkCoarseModel(transformers.BarkCoarseConfig(**BARK, block_size=128))
 
 
 FAMILIES: dict[str, Unlike] = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import unspool
 from unspool.cache import Cache, Span
 from unspool.models.decoder.model import Decoder
-from unspool.models.decoder.ragged import Layout
+from unspool.models.decoder.ragged import Flattening
 from unspool.models.paths import plain as plain_path
 from unspool.protocols import Forward, Want
 
@@ -175,7 +175,7 @@ def test_large_ragged_prompts_are_flat_on_a_cpu(pair_of: Callable[[str], Any], l
 def test_what_saves_work(pair_of: Callable[[str], Any]) -> None:
     def decide(family: str, starts: list[int], counts: list[int], *, kernel: bool, cache: Cache | None = None) -> bool:
         model: Decoder = pair_of(family).native
-        layout = Layout(model.spec, model.device, model.dtype)
+        layout = Flattening(model.spec, model.device, model.dtype)
         layout._has_kernel = kernel and model.spec.attention_softcap is None
         num_new = max(counts)
         span = Span(starts, num_new, counts, max(starts) + num_new, len(set(starts)) == 1)

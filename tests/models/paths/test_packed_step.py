@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unspool.cache import Cache
 from unspool.errors import SettingError
 from unspool.kernels.cpu import find_library, why_missing
-from unspool.kernels.cpu.library import describe_packed
+from unspool.kernels.cpu.structures import describe_packed
 from unspool.kernels.packing import Packed, Scheme
 from unspool.models.decoder.model import Decoder
 from unspool.models.paths.library import LibraryPath
@@ -70,7 +70,7 @@ def take_all_passes(model: Decoder) -> Decoder:
     """The model with a library that takes passes of any length: how many pay off differs between machines."""
     library = model.find_path("library")
     assert isinstance(library, LibraryPath)
-    library.most_tokens = None
+    library.most_float = None
     return model
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from unspool.cache.base import BRANCH, DIVIDE, FLAT, FORK
+from unspool.cache.contract.capabilities import BRANCH, DIVIDE, FLAT, FORK
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.offload.store import HOST, AwayStore
 from unspool.cache.rows import RowCache

@@ -8,7 +8,18 @@ from typing import Any, Self, cast
 
 import torch
 
-from unspool.cache.base import DIVIDE, FIXED_SHAPE, FLAT, FORK, JOIN, RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
+from unspool.cache.base import Cache
+from unspool.cache.contract.capabilities import (
+    DIVIDE,
+    FIXED_SHAPE,
+    FLAT,
+    FORK,
+    JOIN,
+    RAGGED,
+    ROLL_BACK,
+    SELECT_ROWS,
+    TRIAL,
+)
 from unspool.cache.files import check_room
 from unspool.cache.paged.blocks import BlockStore
 from unspool.cache.paged.growth import Growth

@@ -19,7 +19,7 @@ _TOGETHER = 256  # rows of all layers that are packed by one call
 _PIECE = 4096  # positions packed at a time: packing needs room for them in float32
 
 
-class Run(NamedTuple):
+class PackedRun(NamedTuple):
     """Positions of a row that are packed together."""
 
     source: int  # the slot of the first
@@ -162,11 +162,11 @@ class LayerBlocks:
             for held, length in zip(self.num_packed, lengths, strict=True)
         ]
 
-    def find_runs(self, targets: Sequence[int]) -> list[Run]:
+    def find_runs(self, targets: Sequence[int]) -> list[PackedRun]:
         """From what each row has packed up to its target; slots begin at the former."""
-        return [Run(0, held, target - held) for held, target in zip(self.num_packed, targets, strict=True)]
+        return [PackedRun(0, held, target - held) for held, target in zip(self.num_packed, targets, strict=True)]
 
-    def _pack(self, recent: torch.Tensor, runs: Sequence[Run], into: tuple[Packed, Packed]) -> None:
+    def _pack(self, recent: torch.Tensor, runs: Sequence[PackedRun], into: tuple[Packed, Packed]) -> None:
         """Pack a run of each row's slots (rows, slots, 2, heads, width)."""
         piece = max(self.block, _PIECE // self.block * self.block)
         for run, index in _find_alike(runs):
@@ -257,7 +257,7 @@ class LayerBlocks:
         return made
 
     def join(self, other: LayerBlocks, held: int, rows: int) -> None:
-        """Take in another's first rows, after one's own `held` ones; there is room for as many positions as it has."""
+        """Take in another's first rows, after its own `held` ones; there is room for as many positions as it has."""
         self._take_room(held + rows)
         packed, recent = max(other.num_packed, default=0), min(other.recent.shape[1], self.recent.shape[1])
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
@@ -292,7 +292,7 @@ def pack_recent(layers: Sequence[LayerBlocks], lengths: Sequence[int]) -> None:
         layer.num_packed = list(targets)
 
 
-def _pack_run(layers: Sequence[LayerBlocks], run: Run, index: slice | torch.Tensor) -> None:
+def _pack_run(layers: Sequence[LayerBlocks], run: PackedRun, index: slice | torch.Tensor) -> None:
     """Pack one run of some rows' slots in all layers, and move up what follows it."""
     stop = run.source + run.length
     recent = torch.stack([layer.recent[index] for layer in layers])  # (layers, rows, slots, 2, heads, width)
@@ -314,9 +314,9 @@ def _copy_layers(into: Sequence[torch.Tensor], index: slice | torch.Tensor, made
         each[index] = new
 
 
-def _find_alike(runs: Sequence[Run]) -> list[tuple[Run, slice | torch.Tensor]]:
+def _find_alike(runs: Sequence[PackedRun]) -> list[tuple[PackedRun, slice | torch.Tensor]]:
     """The runs that there are, and the rows that have each."""
-    alike: dict[Run, list[int]] = defaultdict(list)
+    alike: dict[PackedRun, list[int]] = defaultdict(list)
     for row, run in enumerate(runs):
         if run.length > 0:
             alike[run].append(row)

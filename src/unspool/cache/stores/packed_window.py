@@ -13,7 +13,7 @@ import torch
 
 from unspool.cache.span import Span
 from unspool.cache.stores.memory import Allocate
-from unspool.cache.stores.packed_layer import LayerBlocks, Pending, Run
+from unspool.cache.stores.packed_layer import LayerBlocks, PackedRun, Pending
 from unspool.errors import UnsupportedError
 from unspool.kernels.packing import Fit, Packed, Scheme
 
@@ -64,7 +64,7 @@ class WindowBlocks(LayerBlocks):
             for old, new in zip((self.keys, self.values), fresh, strict=True):
                 _copy_blocks(old, cut, new, row, held - cut)
             first = max(held, cut)
-            runs.append(Run(first - held, first - cut, target - first))
+            runs.append(PackedRun(first - held, first - cut, target - first))
         self._pack(seen, runs, (fresh[0], fresh[1]))
         left = [target - cut for target, cut in zip(targets, cuts, strict=True)]
         return _PendingWindow(left, tail, fresh[0], fresh[1], cuts)

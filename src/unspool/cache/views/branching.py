@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS, Cache
+from unspool.cache.base import Cache
+from unspool.cache.contract.capabilities import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS
 from unspool.cache.origins import Origins
 from unspool.cache.places import Places
 from unspool.cache.rows import RowCache

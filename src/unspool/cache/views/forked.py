@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from unspool.cache.base import RAGGED, Cache
+from unspool.cache.base import Cache
+from unspool.cache.contract.capabilities import RAGGED
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
 from unspool.cache.stores.store import Store

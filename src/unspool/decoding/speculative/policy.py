@@ -10,7 +10,7 @@ from unspool.plan.drafting import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CheckedTurn:
     """What one turn did and cost."""
 
     drafted: list[int]  # guesses, one per row
@@ -42,7 +42,7 @@ class Policy(Protocol):
         """How many of the guesses that came are worth a check, one per row."""
         ...
 
-    def observe(self, turn: Turn) -> None:
+    def observe(self, turn: CheckedTurn) -> None:
         """Hear how a turn went."""
         ...
 
@@ -71,7 +71,7 @@ class Scheduled:
         """All of them."""
         return list(counts)
 
-    def observe(self, turn: Turn) -> None:
+    def observe(self, turn: CheckedTurn) -> None:
         """Draft more after a draft that was right to its end, and less after another; one number for all rows.
 
         The prompt's turn counts, with or without a draft: the reference drafts in it, and counts its last turn, which

@@ -17,7 +17,7 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.speculative.drafters.base import ACCEPT_STREAM, Draft, Drafter
-from unspool.decoding.speculative.policy import Policy, Turn
+from unspool.decoding.speculative.policy import CheckedTurn, Policy
 from unspool.decoding.speculative.verify import choose_against, choose_token
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
@@ -96,7 +96,7 @@ class SpeculativeTurns:
             check_seconds = time.perf_counter() - drafted
         num_tokens = sum(map(len, emitted.tokens.values()))
         self.policy.observe(
-            Turn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, check_seconds, is_fresh)
+            CheckedTurn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, check_seconds, is_fresh)
         )
         if self.rows_may_leave and emitted.finished:
             self._let_leave()

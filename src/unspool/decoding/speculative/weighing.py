@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from unspool.decoding.speculative.policy import Turn
+from unspool.decoding.speculative.policy import CheckedTurn
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)  # those that are weighed
 MEMORY = 7  # turns of a kind whose times are kept
@@ -68,7 +68,7 @@ class Costs:
         """Seconds of a plain pass."""
         return median(self._plain)
 
-    def learn(self, turn: Turn) -> None:
+    def learn(self, turn: CheckedTurn) -> None:
         """Measure a turn."""
         longest = max(turn.drafted, default=0)
         if longest == 0:
@@ -155,7 +155,7 @@ class Weighed:
         most = self._weigh(counts, num_live) if self._is_free else self._most
         return [min(count, most) for count in counts]
 
-    def observe(self, turn: Turn) -> None:
+    def observe(self, turn: CheckedTurn) -> None:
         """Measure a turn and enter what it won."""
         if turn.reads_prompt:
             return

@@ -32,7 +32,7 @@ MOST_STEPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class LaunchedStep:
     """A step's tokens on their way to the host, beside those of steps that were launched with it."""
 
     numbers: list[int]  # the rows of the call that the step was launched for
@@ -71,7 +71,7 @@ class Pace:
 class AheadTurns(TokenTurns):
     """`TokenTurns` whose next steps are launched before the last ones' tokens are read."""
 
-    flights: deque[Flight] = field(default_factory=deque)
+    flights: deque[LaunchedStep] = field(default_factory=deque)
     is_first: bool = True
     pace: Pace = field(default_factory=Pace)
     num_together: int = 1  # steps that were launched together last, and have not landed
@@ -109,14 +109,14 @@ class AheadTurns(TokenTurns):
         if together is not None:
             first, fetched = max(rows.ends) + 1, fetch(together)
             rows.append_steps(together)
-            self.flights += [Flight(numbers, first + place, fetched, place) for place in range(len(together))]
+            self.flights += [LaunchedStep(numbers, first + place, fetched, place) for place in range(len(together))]
             self.num_together = len(together)
             return
         chosen = self.strategy.step(rows).tokens  # (rows, 1)
         rows.append(chosen)
         fetched = fetch(chosen[:, 0])
         rows.expect_last(fetched)
-        self.flights.append(Flight(numbers, max(rows.ends), fetched))
+        self.flights.append(LaunchedStep(numbers, max(rows.ends), fetched))
         self.num_together = 1
 
     def _launch_together(self) -> torch.Tensor | None:
@@ -135,7 +135,7 @@ class AheadTurns(TokenTurns):
             self.strategy.forget(num_flights)
             self.rows.drop(num_flights)
 
-    def _raise_no_token(self, flight: Flight, new_tokens: list[int]) -> None:
+    def _raise_no_token(self, flight: LaunchedStep, new_tokens: list[int]) -> None:
         """Take the step again, with nothing launched after it, so that what left no token can be found."""
         places = [place for place, number in enumerate(flight.numbers) if number not in self.reasons]
         row = next((flight.numbers[place] for place in places if new_tokens[place] == NO_TOKEN), None)

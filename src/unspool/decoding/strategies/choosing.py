@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -40,6 +41,7 @@ class LogitsChoice:
             for stream, is_wanted in ((0, do_sample), (1, processors.takes("uniforms")))
         )
         self._draws: DrawCall | None = None
+        self._plain: np.ndarray[tuple[int, int], np.dtype[np.float64]] | None = None  # (steps, rows): a mark may draw
         if self._uniforms is not None and (tail is None or not tail.after):
             draws = new_draws(len(rows)) if tail is None else tail.list_draws(len(rows))
             self._draws = prepare_draws(draws, self._uniforms)
@@ -54,7 +56,8 @@ class LogitsChoice:
         columns, drawn = self._width + self._step, None
         scores = self._process(logits)
         if self._mark is not None:
-            drawn = self._mark.draw(scores, columns)
+            drawn = self._mark.draw(scores, columns, None if self._plain is None else self._plain[self._step])
+        if self._mark is not None and drawn is None:
             scores = self._mark.mark(scores, columns)
         chosen = drawn
         if chosen is None or NO_MARK in chosen:
@@ -69,6 +72,8 @@ class LogitsChoice:
         """Take the mark off the chain's end, if it can be made ready for all steps."""
         self._may_mark = False
         self._mark = self._processors[-1].prepare_steps(self._ids, vocab, self._pads)
+        if self._mark is not None and self._tail is None and self._uniforms is not None:
+            self._plain = np.ascontiguousarray(self._uniforms.double().numpy().T)
         if self._mark is not None:
             self._processors = LogitsProcessorList(self._processors[:-1])
 

@@ -7,254 +7,20 @@ import os
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from unspool.errors import ResourceError, SettingError
-from unspool.kernels import packing
 from unspool.kernels.cpu.marks import Marks
-from unspool.kernels.cpu.supers import AnyKind
-from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
+from unspool.kernels.cpu.structures import CJob, CMatrix, CModel, CSteps, count_narrow_bytes, point
 
-ABI: Final = 17
+ABI: Final = 18
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
 SWITCH: Final = "UNSPOOL_CPU_KERNELS"  # "off" or the name of an instruction set
-_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "q5": 6, "bfloat16": 7}
-_PLAIN: Final = {"float32": 4, "bfloat16": 2}  # bytes of a number of the kinds that are no tiles
-_NAMES: Final = {number: name for name, number in _KINDS.items()}
-_SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-
-
-class Matrix(ctypes.Structure):
-    """us_matrix."""
-
-    _fields_ = [
-        ("kind", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("columns", ctypes.c_int32),
-        ("own", ctypes.c_int32),
-        ("data", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("rest", ctypes.c_void_p),
-    ]
-
-
-class Norm(ctypes.Structure):
-    """us_norm."""
-
-    _fields_ = [
-        ("kind", ctypes.c_int32),
-        ("eps", ctypes.c_float),
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-    ]
-
-
-class Layer(ctypes.Structure):
-    """us_layer."""
-
-    _fields_ = [
-        *((name, Norm) for name in ("attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "q_norm", "k_norm")),
-        *((name, ctypes.c_int32) for name in ("has_ffn_norm", "has_post_norms", "head_norm", "window")),
-        *((name, Matrix) for name in ("qkv", "out", "up", "down")),
-        ("rope", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-        ("is_halved", ctypes.c_int32),
-        ("cross_norm", Norm),
-        ("cross_q", Matrix),
-        ("cross_out", Matrix),
-        ("biases", ctypes.c_void_p),
-        ("sinks", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("is_mixed", "unused2")),
-        *((name, Matrix) for name in ("router", "shared_up", "shared_down")),
-        *((name, ctypes.c_void_p) for name in ("shared_gate", "choice_bias")),
-    ]
-
-
-class Model(ctypes.Structure):
-    """us_model."""
-
-    _fields_ = [
-        *(
-            (name, ctypes.c_int32)
-            for name in ["num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab", "rope_width"]
-        ),
-        *((name, ctypes.c_int32) for name in ("is_parallel", "is_gated", "activation", "has_embedding_norm")),
-        *((name, ctypes.c_float) for name in ("embedding_scale", "attention_cap", "logit_cap", "head_scale")),
-        *((name, ctypes.c_int32) for name in ("is_post", "has_cross", "num_distances")),
-        *((name, ctypes.c_int32) for name in ("num_experts", "num_chosen", "expert_ffn", "shared_ffn")),
-        *((name, ctypes.c_int32) for name in ("is_sigmoid", "is_normalised")),
-        *((name, ctypes.c_float) for name in ("weight_scale", "gate_gain", "gate_limit")),
-        ("embedding", Matrix),
-        ("head", Matrix),
-        ("embedding_norm", Norm),
-        ("final_norm", Norm),
-        ("positions", ctypes.c_void_p),
-        ("slopes", ctypes.c_void_p),
-        ("layers", ctypes.POINTER(Layer)),
-    ]
-
-
-class BufferAddresses(ctypes.Structure):
-    """us_store."""
-
-    _fields_ = [
-        ("layers", ctypes.c_void_p),
-        ("row_stride", ctypes.c_int64),
-        ("position_stride", ctypes.c_int64),
-        ("rooms", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p),
-        ("width", ctypes.c_int32),
-        ("block", ctypes.c_int32),
-    ]
-
-
-class Scheme(ctypes.Structure):
-    """us_scheme."""
-
-    _fields_ = [(name, ctypes.c_int32) for name in ("bits", "bytes", "by_channel", "block", "group", "dtype")]
-
-
-class PackingSchemes(ctypes.Structure):
-    """us_packing."""
-
-    _fields_ = [("keys", Scheme), ("values", Scheme)]
-
-
-class Packed(ctypes.Structure):
-    """us_packed."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")]
-
-
-class PackedLayer(ctypes.Structure):
-    """us_packed_layer."""
-
-    _fields_ = [
-        ("keys", Packed),
-        ("values", Packed),
-        ("places", ctypes.c_int64),
-        ("slides", ctypes.c_int32),
-        ("width", ctypes.c_int32),
-        ("table", ctypes.c_void_p),
-    ]
-
-
-class Job(ctypes.Structure):
-    """us_job."""
-
-    _fields_ = [
-        ("num_tokens", ctypes.c_int32),
-        ("num_wanted", ctypes.c_int32),
-        ("most_keys", ctypes.c_int32),
-        ("num_early", ctypes.c_int32),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ["tokens", "positions", "own_rows", "own_places", "shared_rows", "shared_counts", "wanted"]
-        ),
-        ("bases", ctypes.c_void_p),
-        ("firsts", ctypes.c_void_p),
-        ("early", ctypes.c_void_p),
-        ("own", BufferAddresses),
-        ("shared", BufferAddresses),
-        ("packing", PackingSchemes),
-        ("packed", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p),
-        ("likeliest", ctypes.c_void_p),
-        ("early_states", ctypes.c_void_p),
-        ("states", ctypes.c_void_p),
-        ("cross", BufferAddresses),
-        ("sources", ctypes.c_void_p),
-        ("source_lengths", ctypes.c_void_p),
-        ("most_source", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("scratch", ctypes.c_void_p),
-    ]
-
-
-class Steps(ctypes.Structure):
-    """us_steps."""
-
-    _fields_ = [
-        ("num_steps", ctypes.c_int32),
-        ("num_ends", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("ends", "tokens", "positions", "own_places", "chosen")),
-        ("num_done", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    ]
-
-
-def point(tensor: torch.Tensor | None) -> int | None:
-    """The address of a contiguous tensor."""
-    if tensor is None:
-        return None
-    assert tensor.is_contiguous() and tensor.device.type == "cpu"
-    return tensor.data_ptr()
-
-
-def _count_bytes(kind: AnyKind | Literal["float32", "bfloat16"], rows: int, columns: int) -> int | None:
-    if kind == "float32" or kind == "bfloat16":
-        return _PLAIN[kind] * rows * columns
-    return count_tile_bytes(kind, rows, columns)
-
-
-def describe_matrix(
-    data: torch.Tensor,
-    bias: torch.Tensor | None,
-    kind: AnyKind | Literal["float32", "bfloat16"],
-    rows: int,
-    columns: int,
-    rest: Matrix | None = None,
-) -> Matrix:
-    """The C struct of a matrix; its size in bytes must match its shape exactly.
-
-    The last of the rows may be `rest`'s: of another quantised kind, and kept alive by the caller.
-    """
-    own = rows - (rest.rows if rest is not None else 0)
-    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, rows if kind in _PLAIN else own, columns):
-        raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {own} rows and {columns} columns")
-    if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
-        raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
-    if rest is None:
-        return Matrix(_KINDS[kind], rows, columns, own, point(data), point(bias), None)
-    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & _PLAIN.keys():
-        raise SettingError(
-            f"a {_NAMES[rest.kind]} matrix of {rest.columns} columns can't follow {own} rows of a {kind} matrix of "
-            f"{columns} columns"
-        )
-    return Matrix(_KINDS[kind], rows, columns, own, point(data), point(bias), ctypes.addressof(rest))
-
-
-def describe_scheme(scheme: packing.Scheme) -> Scheme:
-    """The C struct of a packing scheme."""
-    dtype = _SCALES[scheme.dtype]
-    return Scheme(scheme.nbits, scheme.num_bytes, int(scheme.by_channel), scheme.block, scheme.group, dtype)
-
-
-def describe_packed(packed: packing.Packed, rows: int, heads: int) -> Packed:
-    """The C struct of packed numbers; their sizes must match the scheme exactly."""
-    scheme, places = packed.scheme, packed.num_positions
-    shape = (packed.codes.shape[0], heads, *scheme.scales_of(places))
-    is_sound = (
-        packed.codes.shape == (packed.codes.shape[0], heads, places, scheme.num_bytes)
-        and packed.codes.shape[0] >= rows
-        and places % scheme.block == 0
-        and scheme.width % scheme.group == 0
-        and scheme.nbits in packing.BITS
-        and packed.codes.dtype == torch.uint8
-        and packed.scale.shape == packed.zero.shape == shape
-        and packed.scale.dtype == packed.zero.dtype == scheme.dtype
-    )
-    if not is_sound:
-        raise SettingError(
-            f"codes {list(packed.codes.shape)} and scales {list(packed.scale.shape)} are not {rows} rows of {heads} "
-            f"heads packed as {scheme}"
-        )
-    return Packed(*map(point, packed.tensors()))
 
 
 DRAW: Final = np.dtype(  # us_draw
@@ -276,20 +42,20 @@ class Library:
         handle.us_instructions.restype = ctypes.c_char_p
         handle.us_available.restype = ctypes.c_char_p
         handle.us_use_instructions.argtypes = [ctypes.c_char_p]
-        handle.us_scratch_bytes.argtypes = [ctypes.POINTER(Model), *(ctypes.c_int32,) * 4]
+        handle.us_scratch_bytes.argtypes = [ctypes.POINTER(CModel), *(ctypes.c_int32,) * 4]
         handle.us_scratch_bytes.restype = ctypes.c_int64
-        handle.us_run.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Job), ctypes.c_int32]
+        handle.us_run.argtypes = [ctypes.POINTER(CModel), ctypes.POINTER(CJob), ctypes.c_int32]
         handle.us_run.restype = None
-        handle.us_run_steps.argtypes = [*handle.us_run.argtypes[:2], ctypes.POINTER(Steps), ctypes.c_int32]
+        handle.us_run_steps.argtypes = [*handle.us_run.argtypes[:2], ctypes.POINTER(CSteps), ctypes.c_int32]
         handle.us_run_steps.restype = None
-        handle.us_product_bytes.argtypes = [ctypes.POINTER(Matrix), ctypes.c_int32]
+        handle.us_product_bytes.argtypes = [ctypes.POINTER(CMatrix), ctypes.c_int32]
         handle.us_product_bytes.restype = ctypes.c_int64
         handle.us_product.argtypes = [
-            ctypes.POINTER(Matrix),
+            ctypes.POINTER(CMatrix),
             *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
         ]
         handle.us_product.restype = None
-        handle.us_read_rows.argtypes = [ctypes.POINTER(Matrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
+        handle.us_read_rows.argtypes = [ctypes.POINTER(CMatrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
         handle.us_read_rows.restype = None
         at = ctypes.c_void_p
         handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
@@ -297,6 +63,9 @@ class Library:
         handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
+        self.narrows = hasattr(handle, "us_narrow_rows")
+        if self.narrows:
+            handle.us_narrow_rows.argtypes = [at, ctypes.c_int32, ctypes.c_int32, at]
         self.ranks = hasattr(handle, "us_rank_rows")  # a library of the first days of this ABI has none
         if self.ranks:
             handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
@@ -321,12 +90,12 @@ class Library:
         if self._handle.us_use_instructions(name.encode()):
             raise SettingError(f"this machine has no {name!r} instructions; it has {', '.join(self.available)}")
 
-    def count_scratch(self, model: Model, num_tokens: int, num_read: int, most_keys: int) -> int:
+    def count_scratch(self, model: CModel, num_tokens: int, num_read: int, most_keys: int) -> int:
         """Bytes of working memory for calls of up to `num_tokens` tokens, `num_read` of which go through the head, and
         none of which attends to more than `most_keys` keys."""
         return int(self._handle.us_scratch_bytes(ctypes.byref(model), num_tokens, num_read, self.threads, most_keys))
 
-    def multiply(self, matrix: Matrix, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, matrix: CMatrix, x: torch.Tensor) -> torch.Tensor:
         """Rows times a matrix: (rows, matrix rows) float32."""
         if x.dim() != 2 or x.shape[1] != matrix.columns or x.dtype != torch.float32:
             raise SettingError(f"rows of {matrix.columns} float32 numbers are needed, not {list(x.shape)} {x.dtype}")
@@ -338,7 +107,14 @@ class Library:
         self._handle.us_product(ctypes.byref(matrix), point(x), x.shape[0], point(y), point(scratch), self.threads)
         return y
 
-    def read_rows(self, matrix: Matrix, rows: torch.Tensor) -> torch.Tensor:
+    def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
+        """Lay a float32 matrix out in tiles of bfloat16; whether every number is finite and none was rounded."""
+        rows, columns = weight.shape
+        if not self.narrows or weight.dtype != torch.float32 or out.nbytes != count_narrow_bytes(rows, columns):
+            raise SettingError(f"{out.nbytes} bytes are no place for {rows} rows of {columns} numbers of bfloat16")
+        return bool(self._handle.us_narrow_rows(point(weight), rows, columns, point(out)))
+
+    def read_rows(self, matrix: CMatrix, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a matrix as numbers: (count, columns) float32."""
         index = rows.to(torch.int32).contiguous()
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < matrix.rows:

@@ -40,6 +40,7 @@ class Bits:
     shift: int
 
 
+Uniforms = np.ndarray[tuple[int], np.dtype[np.float64]]
 FindWindow = Callable[[int], Window | None]
 FindBits = Callable[[list[int]], torch.Tensor]
 
@@ -69,8 +70,11 @@ class MarkCall(ABC):
     def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
         """Scores (rows, vocab) with the mark, after so many columns of the text."""
 
-    def draw(self, scores: torch.Tensor, columns: int) -> list[int] | None:  # noqa: ARG002 - for those that draw
-        """The rows' tokens, if the mark draws them itself; `NO_MARK` for rows that are drawn as without it."""
+    def draw(self, scores: torch.Tensor, columns: int, uniforms: Uniforms | None) -> list[int] | None:  # noqa: ARG002 - for those that draw
+        """The rows' tokens, if the mark draws them itself; `NO_MARK` for rows that are drawn as without it.
+
+        Numbers (rows,) in [0, 1) decide; None if more than the mark decides about a draw.
+        """
         return None
 
     def _read_contexts(self, window: Window, seed: int, pads: torch.Tensor | None, *, mixes: bool) -> None:
@@ -91,35 +95,57 @@ class MarkCall(ABC):
 
 
 class TournamentCall(MarkCall):
-    """SynthID-Text's."""
+    """SynthID-Text's, which draws the tokens itself if each has bits of its own."""
 
     def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int, bits: Bits, find_window: FindWindow) -> None:
         super().__init__(marks, ids, vocab)
         self._bits, self._find_window = bits, find_window
+        self._tokens = np.full(len(ids), NO_MARK, dtype=np.int32)
+
+    def draw(self, scores: torch.Tensor, columns: int, uniforms: Uniforms | None) -> list[int] | None:
+        """The tokens that the numbers draw from the winner's probabilities."""
+        window, bits = self._find_window(columns), self._bits
+        if window is None or uniforms is None or bits.words.shape[1] < self._vocab:
+            return None
+        given = self._read(scores)
+        self._read_contexts(window, 1, None, mixes=False)
+        check_code(
+            self._handle.us_draw_winners(
+                given.data_ptr(),
+                *self._play(),
+                uniforms.ctypes.data,
+                self._tokens.ctypes.data,
+                self._threads,
+            )
+        )
+        tokens: list[int] = self._tokens.tolist()
+        return tokens
 
     def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
         """The winner's log-probabilities."""
-        window, bits = self._find_window(columns), self._bits
+        window = self._find_window(columns)
         if window is None:
             return scores
         given = self._read(scores)
         self._read_contexts(window, 1, None, mixes=False)
         check_code(
-            self._handle.us_play_tournament(
-                given.data_ptr(),
-                self._out.data_ptr(),
-                self._rows,
-                self._vocab,
-                bits.depth,
-                bits.words.data_ptr(),
-                bits.words.shape[1],
-                self._states.data_ptr(),
-                bits.shift,
-                self._repeated.data_ptr(),
-                self._threads,
-            )
+            self._handle.us_play_tournament(given.data_ptr(), self._out.data_ptr(), *self._play(), self._threads)
         )
         return self._out
+
+    def _play(self) -> tuple[int, ...]:
+        """What both calls are told about the rounds and the rows' contexts."""
+        bits = self._bits
+        return (
+            self._rows,
+            self._vocab,
+            bits.depth,
+            bits.words.data_ptr(),
+            bits.words.shape[1],
+            self._states.data_ptr(),
+            bits.shift,
+            self._repeated.data_ptr(),
+        )
 
 
 class KeyedDrawCall(MarkCall):
@@ -137,7 +163,7 @@ class KeyedDrawCall(MarkCall):
         """The scores as they are."""
         return scores
 
-    def draw(self, scores: torch.Tensor, columns: int) -> list[int] | None:
+    def draw(self, scores: torch.Tensor, columns: int, uniforms: Uniforms | None) -> list[int] | None:  # noqa: ARG002 - keys decide
         """The tokens that keyed noise draws; none for repeated contexts."""
         window = self._find_window(columns)
         assert window is not None

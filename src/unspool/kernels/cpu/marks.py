@@ -36,6 +36,7 @@ class Marks:
         handle.us_find_first.argtypes = [at, number, size, size, at, size]
         handle.us_are_first.argtypes = [at, at, number, size, size, at, size]
         handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, at, word, at, size]
+        handle.us_draw_winners.argtypes = [at, number, size, size, at, word, at, word, at, at, at, size]
         handle.us_raise_own.argtypes = [at, at, number, *(size,) * 3, at, number, size, at, number, number, at]
         handle.us_raise_own.argtypes += [ctypes.c_float, size]
         handle.us_read_contexts.argtypes = [at, at, number, number, *(size,) * 4, ctypes.c_uint64, size, at, at]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from unspool.kernels.cpu.library import describe_matrix, find_library
+from unspool.kernels.cpu.library import find_library
+from unspool.kernels.cpu.structures import describe_matrix
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import unpack_tiles
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-Layout = Literal["halves", "neighbours"]
+RotationLayout = Literal["halves", "neighbours"]
 _STEADY = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the sequence length
 
 
@@ -18,7 +18,7 @@ class Rotation:
     """The frequencies of every layer, and which numbers of a key form a pair."""
 
     frequencies: tuple[torch.Tensor, ...]  # one per layer: (pairs,)
-    layout: Layout
+    layout: RotationLayout
 
     @property
     def can_shift(self) -> bool:
@@ -72,7 +72,7 @@ def find_rotation(model: Any, config: Any) -> Rotation | None:
     return Rotation(known, layout) if len(known) == num_layers else None
 
 
-def _find_layout(model: Any) -> Layout | None:
+def _find_layout(model: Any) -> RotationLayout | None:
     """Which numbers its code pairs, found by calling its own function on a key of eight numbers."""
     apply = getattr(sys.modules.get(type(model).__module__), "apply_rotary_pos_emb", None)
     if apply is None or list(inspect.signature(apply).parameters)[:4] != ["q", "k", "cos", "sin"]:

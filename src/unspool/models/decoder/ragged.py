@@ -22,7 +22,7 @@ def can_read_rows(cache: Cache, spec: DecoderSpec, window: int | None) -> bool:
     return spec.alibi is None and not spec.has_sinks and not cache.sees_by_position and cache.stands_in_order(window)
 
 
-class Layout:
+class Flattening:
     """Decides for a decoder's passes whether their real tokens are concatenated."""
 
     def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:

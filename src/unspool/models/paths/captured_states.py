@@ -43,7 +43,7 @@ class CapturedStates:
     ) -> None:
         self._spec, self._weights, self._device, self._dtype = spec, weights, device, dtype
         self._make_work = make_work
-        self._steps: OrderedDict[tuple[int, ...], CapturedStep] = OrderedDict()
+        self._steps: OrderedDict[tuple[int, ...], CapturedStateStep] = OrderedDict()
         self._addresses = find_addresses(iterate_tensors(weights))  # in the graphs
         self._seen: weakref.ref[MambaCache] | None = None  # the last pass's cache
         self._lock = threading.Lock()
@@ -87,12 +87,12 @@ class CapturedStates:
             self._steps.clear()
         self._seen = weakref.ref(cache)
 
-    def _find_step(self, buffers: _Buffers) -> CapturedStep:
+    def _find_step(self, buffers: _Buffers) -> CapturedStateStep:
         stream = torch.cuda.current_stream().cuda_stream
         key = (buffers[0].shape[1], stream, *(buffer.data_ptr() for buffer in buffers))
         step = self._steps.pop(key, None)
         if step is None:
-            step = CapturedStep(self._make_work(self._spec, self._weights, buffers, self._dtype), buffers)
+            step = CapturedStateStep(self._make_work(self._spec, self._weights, buffers, self._dtype), buffers)
         self._steps[key] = step
         while len(self._steps) > _MOST_KEPT:
             self._steps.popitem(last=False)
@@ -200,7 +200,7 @@ class MambaWork(StateWork):
         feed_step(self._projected, self._chosen, self._times, self._u, ssm, next_ssm, *read)
 
 
-class CapturedStep:
+class CapturedStateStep:
     """A step as a graph."""
 
     def __init__(self, work: StateWork, buffers: _Buffers) -> None:

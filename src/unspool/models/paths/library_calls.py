@@ -15,7 +15,8 @@ import torch
 from unspool.cache import Span
 from unspool.errors import UnspoolError
 from unspool.kernels.cpu import Library
-from unspool.kernels.cpu.library import CHUNK, BufferAddresses, Job, Model, PackingSchemes, Steps, point
+from unspool.kernels.cpu.library import CHUNK
+from unspool.kernels.cpu.structures import CJob, CModel, CPacking, CSteps, CStore, point
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.library_keys import LibraryKeys
 from unspool.models.paths.library_model import DescribedModel
@@ -47,13 +48,13 @@ class StretchCall:
         self._vocab_size = vocab_size
         self._ends: tuple[int, ...] = ()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
-        self.job = Job(
+        self.job = CJob(
             *(num_rows, num_rows, 0, 0, *addresses[:_NUM_FIRST], None),
-            *(BufferAddresses(), BufferAddresses(), PackingSchemes(), None),
+            *(CStore(), CStore(), CPacking(), None),
             *(self.logits.data_ptr(), ctypes.addressof(self._likeliest)),
         )
         self.job.sources, self.job.source_lengths = addresses[_NUM_FIRST:]
-        self.steps = Steps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
+        self.steps = CSteps(0, 0, None, *(addresses[place] for place in (0, 1, 3)), ctypes.addressof(self._chosen))
 
     def prepare(
         self,
@@ -198,7 +199,7 @@ class LibraryCalls:
         if keys.sources is not None:
             table[9, :rows], table[10, :rows] = keys.sources.rows, keys.sources.lengths
 
-    def _prepare_scratch(self, model: Model, num_tokens: int, num_read: int, most_keys: int) -> None:
+    def _prepare_scratch(self, model: CModel, num_tokens: int, num_read: int, most_keys: int) -> None:
         """Ensure that the working memory is large enough; it grows in steps, so that few tokens reallocate it."""
         needed = (num_tokens, num_read, -(-most_keys // _KEYS_AHEAD) * _KEYS_AHEAD)
         threads = self._library.threads  # another number may need more: work is shared out in another way
@@ -262,7 +263,7 @@ class LibraryCalls:
 
     def _run(
         self,
-        model: Model,
+        model: CModel,
         ranges: Sequence[TokenRange],
         outputs: Sequence[tuple[int, int]],
         span: Span,
@@ -287,7 +288,7 @@ class LibraryCalls:
         early_states = torch.empty(len(early) * len(outputs), hidden) if early else None
         assert self._scratch is not None
         addresses, sources = keys.addresses, keys.sources
-        job = Job(
+        job = CJob(
             num_tokens,
             len(outputs),
             span.stop,
@@ -299,7 +300,7 @@ class LibraryCalls:
             likeliest.data_ptr() if likeliest is not None else None,
             point(early_states),
             point(final),
-            sources.addresses.own if sources is not None else BufferAddresses(),
+            sources.addresses.own if sources is not None else CStore(),
             *self._number_rows[_NUM_FIRST:],
             sources.longest if sources is not None else 0,
             0,

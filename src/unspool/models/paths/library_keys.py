@@ -13,7 +13,7 @@ import torch
 from unspool.cache import Cache, EncoderDecoderCache, Span
 from unspool.cache.places import PackedPlaces, Places
 from unspool.errors import SettingError
-from unspool.kernels.cpu.library import BufferAddresses, PackedLayer, PackingSchemes, describe_packed, describe_scheme
+from unspool.kernels.cpu.structures import CPackedLayer, CPacking, CStore, describe_packed, describe_scheme
 from unspool.kernels.packing import Packed
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.weights import find_addresses
@@ -26,17 +26,17 @@ _PART = 64  # US_PART: keys that it reads at once, which must not cross a packed
 class Addresses:
     """The C structs of a cache's memory."""
 
-    own: BufferAddresses  # a row's own keys
-    shared: BufferAddresses  # those before them that it shares with others
-    packing: PackingSchemes  # how those are packed
-    packed: Any  # and where, if they are: the address of an array of `PackedLayer`, one per layer
+    own: CStore  # a row's own keys
+    shared: CStore  # those before them that it shares with others
+    packing: CPacking  # how those are packed
+    packed: Any  # and where, if they are: the address of an array of `CPackedLayer`, one per layer
     kept: Any  # what must outlive the call
     held: list[torch.Tensor]  # all buffers,
     at: list[int]  # and their addresses when they were described
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class SourceKeys:
     """The keys of an encoder's states that a pass reads."""
 
     addresses: Addresses
@@ -54,7 +54,7 @@ class LibraryKeys:
     shared_counts: Sequence[int]  # and how many of them; 0: none
     own_rows: Sequence[int]  # which row of the own buffers each row of the pass is
     bases: Sequence[int] | None = None  # the position that place 0 of packed layers that slide stands for
-    sources: Sources | None = None  # of models with an encoder
+    sources: SourceKeys | None = None  # of models with an encoder
 
 
 _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
@@ -75,7 +75,7 @@ def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None
     return _find_rows(places, addresses, span, spec)
 
 
-def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> Sources | None:
+def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> SourceKeys | None:
     """The keys of a pair's encoder; None if the library can't read them."""
     places, lengths = pair.cross_attention_cache.places(in_order=True), pair.source_lengths
     if places is None or not places.is_plain or len(places.buffers) != spec.num_layers or not lengths:
@@ -85,7 +85,7 @@ def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> Sources | None
         return None
     each = pair.num_branches * pair.num_forks  # rows of a pass that read one source
     rows = [source for source in range(len(lengths)) for _ in range(each)]
-    return Sources(addresses, rows, [lengths[source] for source in rows], max(lengths))
+    return SourceKeys(addresses, rows, [lengths[source] for source in rows], max(lengths))
 
 
 def _find_addresses(places: Places, spec: DecoderSpec) -> Addresses | None:
@@ -142,7 +142,7 @@ def _find_forks(places: Places, addresses: Addresses, cache: Cache, first: int) 
             block = row if places.block_table is None else int(places.block_table[row, place // room])
             slots.append(block * room + (place if places.block_table is None else place % room))
     rows = addresses.own
-    own = BufferAddresses(rows.layers, rows.position_stride, rows.position_stride)
+    own = CStore(rows.layers, rows.position_stride, rows.position_stride)
     forked = Addresses(own, rows, addresses.packing, None, addresses.kept, addresses.held, addresses.at)
     shared_rows = [row for row in range(len(lengths)) for _ in range(forks)]
     return LibraryKeys(forked, shared_rows, cache.lengths, slots)
@@ -160,7 +160,7 @@ def _describe(places: Places, spec: DecoderSpec) -> Addresses | None:
     shared = own if places.shared is None else _describe_buffers(places.shared, shape, None)
     if own is None or shared is None or (places.shared is not None and len(places.shared) != spec.num_layers):
         return None
-    held, packing, packed = [*places.buffers, *(places.shared or ())], PackingSchemes(), None
+    held, packing, packed = [*places.buffers, *(places.shared or ())], CPacking(), None
     tables, addressed = _find_tables(places), None
     if tables is not None:
         if not all(map(_is_readable, tables)) or len({table.shape for table in tables}) > 1:
@@ -199,7 +199,7 @@ def _is_readable(table: torch.Tensor) -> bool:
 
 def _describe_buffers(
     buffers: Sequence[torch.Tensor], shape: tuple[int, ...], rooms: Sequence[int] | None
-) -> tuple[BufferAddresses, Any] | None:
+) -> tuple[CStore, Any] | None:
     first = buffers[0]
     strides = first.stride()
     for buffer in buffers:
@@ -216,13 +216,13 @@ def _describe_buffers(
         return None
     array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
     sizes = (ctypes.c_int32 * len(rooms))(*rooms) if rooms is not None else None
-    store = BufferAddresses(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1])
+    store = CStore(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1])
     if sizes is not None:
         store.rooms = ctypes.addressof(sizes)
     return store, (array, sizes)
 
 
-def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[PackingSchemes, Any]:
+def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[CPacking, Any]:
     """How shared keys are packed, and an array of where, one entry per layer."""
     rows, (key_scheme, value_scheme) = len(places.num_packed), places.schemes
     if key_scheme.width != spec.head_dim or value_scheme.width != spec.head_dim:
@@ -242,6 +242,6 @@ def _describe_packed(places: PackedPlaces, spec: DecoderSpec) -> tuple[PackingSc
         table = places.block_table
         described = (describe_packed(part, rows if table is None else 1, spec.num_kv_heads) for part in (keys, values))
         width, address = (0, None) if table is None else (table.shape[1], table.data_ptr())
-        layers.append(PackedLayer(*described, keys.num_positions, int(slides), width, address))
-    packing = PackingSchemes(describe_scheme(key_scheme), describe_scheme(value_scheme))
-    return packing, (PackedLayer * len(layers))(*layers)
+        layers.append(CPackedLayer(*described, keys.num_positions, int(slides), width, address))
+    packing = CPacking(describe_scheme(key_scheme), describe_scheme(value_scheme))
+    return packing, (CPackedLayer * len(layers))(*layers)

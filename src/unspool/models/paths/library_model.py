@@ -10,10 +10,7 @@ import torch
 from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import find_library, why_missing
-from unspool.kernels.cpu.library import Layer as CLayer
-from unspool.kernels.cpu.library import Matrix as CMatrix
-from unspool.kernels.cpu.library import Model, describe_matrix, point
-from unspool.kernels.cpu.library import Norm as CNorm
+from unspool.kernels.cpu.structures import CLayer, CMatrix, CModel, CNorm, describe_matrix, point
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.mixture import Mixture
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
@@ -117,7 +114,7 @@ class DescribedModel:
         if weights.positions is not None:
             positions = weights.positions[spec.position_offset :]
         self._kept_at = find_addresses(self._kept)
-        self._model = Model(
+        self._model = CModel(
             num_layers=spec.num_layers,
             hidden=spec.hidden_size,
             num_heads=spec.num_heads,
@@ -172,7 +169,13 @@ class DescribedModel:
         copy = self._narrow.find(linear.weight) if self._narrow is not None and isinstance(linear, Linear) else None
         if copy is None:
             return describe_rows(linear)
-        return describe_matrix(copy, linear.bias, "bfloat16", *copy.shape)
+        return describe_matrix(copy, linear.bias, "bfloat16", *linear.weight.shape)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether every product reads a copy in half of the bytes."""
+        self._follow_moves()
+        return self._narrow is not None and self._narrow.is_whole
 
     def _follow_moves(self) -> None:
         """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
@@ -186,20 +189,20 @@ class DescribedModel:
                 "weights of this model were given another shape, dtype or device in place; load the model again, or "
                 "use model.to()"
             )
-        self._narrow = NarrowCopies(self._weights) if self._may_narrow else None
+        self._narrow = NarrowCopies(self._spec, self._weights) if self._may_narrow else None
         self._may_narrow = False
         self._describe()
 
-    def reach(self, stop: int) -> Model:
+    def reach(self, stop: int) -> CModel:
         """The structs for a pass that reads positions below `stop`: the layers' position tables go that far."""
         self._follow_moves()
         if stop > self._room:
             self._extend_tables(stop)
         return self._model
 
-    def take_first(self, num_layers: int) -> Model:
+    def take_first(self, num_layers: int) -> CModel:
         """A copy of the structs with the first layers only."""
-        model = Model.from_buffer_copy(self._model)
+        model = CModel.from_buffer_copy(self._model)
         model.num_layers = min(num_layers, self._spec.num_layers)
         return model
 

@@ -19,7 +19,7 @@ from unspool.kernels.rotary import rotate_
 from unspool.models.decoder.head import check_positions, read_out
 from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.mixture import feed_experts
-from unspool.models.decoder.ragged import Layout
+from unspool.models.decoder.ragged import Flattening
 from unspool.models.decoder.reading import read_keys, read_ragged
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.decoder.views import AttentionView, AttentionViews
@@ -85,7 +85,7 @@ class PlainPass:
         packs: bool,
     ) -> None:
         self._spec, self._weights, self._dtype, self._views = spec, weights, dtype, views
-        self._layout = Layout(spec, device, dtype)
+        self._flattening = Flattening(spec, device, dtype)
         self._activate = find_activation(spec.activation)
         self._packs = packs and can_pack(weights, device, dtype)
         self._packed: DecoderWeights | None = None  # made by the first step of several rows
@@ -135,7 +135,7 @@ class PlainPass:
         if want.hidden_states or want.attentions or cache.num_forks > 1 or not any(span.counts):
             return None
         if flattens is None:
-            flattens = self._layout.flattens(cache, span)
+            flattens = self._flattening.flattens(cache, span)
         return Ragged(span.starts, span.counts, span.positions) if flattens else None
 
     def _run_ragged(self, weights: DecoderWeights, ragged: Ragged, new: Pass) -> Forward:

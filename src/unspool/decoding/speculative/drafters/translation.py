@@ -10,7 +10,7 @@ from unspool.decoding.speculative.drafters.alignment import align_tokens, join_t
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 
 
-class Place(NamedTuple):
+class Boundary(NamedTuple):
     """A place in the text where both tokenizations have a boundary."""
 
     own: int  # the model's tokens before it
@@ -20,8 +20,8 @@ class Place(NamedTuple):
 class Translation:
     """Re-encodes a row in the draft model's tokens as it grows, and the draft's guesses in the model's.
 
-    Only the end of a text is re-encoded, from a place at least as many tokens back as the look-behinds say: a new token
-    may change how the text before it is split ("hel" and "lo" are one word to the other tokenizer). If the new
+    Only the end of a text is re-encoded, from a boundary at least as many tokens back as the look-behinds say: a new
+    token may change how the text before it is split ("hel" and "lo" are one word to the other tokenizer). If the new
     tokenization agrees with what is held, what is held stays, and the draft model need not read it again.
     """
 
@@ -34,9 +34,9 @@ class Translation:
         self._is_whole = True  # no character of the row's text is unfinished
         self.ids = list(self._drafts.opening)  # the same in the draft model's tokens, and its guesses after them
         self.num_encoded = len(self.ids)  # those that stand for the row's text
-        self._beginning = Place(0, self.num_encoded)  # of the text, or of what follows its last special token
-        self._places: list[Place] = []  # after it
-        self._most_places = 2 * max(target_lookbehind, assistant_lookbehind) + 2
+        self._beginning = Boundary(0, self.num_encoded)  # of the text, or of what follows its last special token
+        self._boundaries: list[Boundary] = []  # after it
+        self._most_boundaries = 2 * max(target_lookbehind, assistant_lookbehind) + 2
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +66,7 @@ class Translation:
 
     def _reencode(self) -> int:
         """Re-encode the end of the text, or all of it if the end agrees with nothing of what is held."""
-        near = self._look_back(Place(len(self._tokens) - self._target_lookbehind, len(self.ids)))
+        near = self._look_back(Boundary(len(self._tokens) - self._target_lookbehind, len(self.ids)))
         lead = len(self._drafts.lead)
         for start in dict.fromkeys((near, self._beginning)):
             text, self._is_whole = self._read_text(start)
@@ -84,14 +84,14 @@ class Translation:
         unchanged = start.draft + kept
         self.ids[unchanged:] = window[skipped:]
         self.num_encoded = len(self.ids)
-        self._places = [place for place in self._places if place.draft <= unchanged][-self._most_places :]
+        self._boundaries = [one for one in self._boundaries if one.draft <= unchanged][-self._most_boundaries :]
         if self._is_whole:
-            self._places.append(Place(len(self._tokens), self.num_encoded))
+            self._boundaries.append(Boundary(len(self._tokens), self.num_encoded))
         return unchanged
 
     def _reword(self, body: Sequence[int]) -> tuple[list[int], bool]:
         """Guesses that are text in the model's tokens, and whether no character is unfinished."""
-        start = self._look_back(Place(len(self._tokens), self.num_encoded - self._assistant_lookbehind))
+        start = self._look_back(Boundary(len(self._tokens), self.num_encoded - self._assistant_lookbehind))
         pieces = self._drafts.read([*self.ids[start.draft : self.num_encoded], *body])
         if start == self._beginning:
             pieces = _drop_lead(pieces, self._drafts.lead)
@@ -113,8 +113,8 @@ class Translation:
         text, is_whole = join_text(self._drafts.read(body))
         return self._own.encode_inside(text), is_whole
 
-    def _read_text(self, start: Place) -> tuple[str, bool]:
-        """The row's text from a place on, and whether no character is unfinished."""
+    def _read_text(self, start: Boundary) -> tuple[str, bool]:
+        """The row's text from a boundary on, and whether no character is unfinished."""
         pieces = self._own.read(self._tokens[start.own :])
         return join_text(_drop_lead(pieces, self._own.lead) if start == self._beginning else pieces)
 
@@ -130,17 +130,17 @@ class Translation:
             del self.ids[self.num_encoded :]
         self.num_encoded = len(self.ids)
         self._is_whole = True
-        self._beginning = Place(len(self._tokens), self.num_encoded)
-        self._places = []
+        self._beginning = Boundary(len(self._tokens), self.num_encoded)
+        self._boundaries = []
         return unchanged
 
     def _is_opening(self, token: int) -> bool:
         """Whether the text has just begun with that very token."""
         return self.ids[: self.num_encoded] == self._drafts.opening and token in self._drafts.opening
 
-    def _look_back(self, most: Place) -> Place:
-        """The last place that is not past `most`; the beginning if all are."""
-        found = (at for at in reversed(self._places) if at.own <= most.own and at.draft <= most.draft)
+    def _look_back(self, most: Boundary) -> Boundary:
+        """The last boundary that is not past `most`; the beginning if all are."""
+        found = (at for at in reversed(self._boundaries) if at.own <= most.own and at.draft <= most.draft)
         return next(found, self._beginning)
 
 

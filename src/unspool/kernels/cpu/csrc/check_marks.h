@@ -150,31 +150,41 @@ static void check_tournament(const char *set) {
     }
     for (int32_t row = 0; row < rows; row++) states[row] = (int64_t)((uint64_t)next() << 32 | next()), repeated[row] = !below(4);
     expect(!us_play_tournament(scores, out, rows, vocab, depth, words, size, states, shift, repeated, threads), "a tournament's memory", set);
+    double *uniforms = keep(get(sizeof(double) * (size_t)rows));
+    int32_t *drawn = keep(get(sizeof(int32_t) * (size_t)rows));
+    for (int32_t row = 0; row < rows; row++) uniforms[row] = below(8) ? next() * 0x1p-32 : 0;
+    const int32_t code = us_draw_winners(scores, rows, vocab, depth, words, size, states, shift, repeated, uniforms, drawn, threads);
+    expect(code == (size < (uint32_t)vocab ? -2 : 0), "what a draw among winners returns", set);
     for (int32_t row = 0; row < rows; row++) {
         const float *given = scores + (size_t)row * vocab, *made = out + (size_t)row * vocab;
+        const int32_t token = code ? -1 : drawn[row];
         float highest = -INFINITY;
-        int32_t is_sound = !repeated[row];
+        int32_t is_sound = 1;
         for (int32_t v = 0; v < vocab; v++) is_sound &= given[v] < INFINITY, highest = given[v] > highest ? given[v] : highest;
-        if (!is_sound || highest == -INFINITY) {
-            expect(!memcmp(made, given, sizeof(float) * (size_t)vocab), "a row without a tournament", set);
-            continue;
-        }
-        double total = 0, worst = 0;
+        is_sound &= highest > -INFINITY;
+        if (!is_sound || repeated[row]) expect(!memcmp(made, given, sizeof(float) * (size_t)vocab), "a row without a tournament", set);
+        if (!is_sound) expect(token == -1, "a draw from nothing", set);
+        if (!is_sound) continue;
+        double total = 0, worst = 0, passed = 0;
         for (int32_t v = 0; v < vocab; v++) total += probs[v] = exp((double)given[v] - highest);
         for (int32_t v = 0; v < vocab; v++) probs[v] /= total;
-        for (int32_t round = 0; round < depth; round++) {
+        for (int32_t round = 0; round < depth && !repeated[row]; round++) {
             double mass = 0;
 #define BIT(v) (words[(size_t)(round / 30) * size + (((uint32_t)states[row] + shift + (uint32_t)(v)) & (size - 1))] >> (round % 30) & 1u)
             for (int32_t v = 0; v < vocab; v++) mass += BIT(v) * probs[v];
             for (int32_t v = 0; v < vocab; v++) probs[v] *= 1 + BIT(v) - mass;
 #undef BIT
         }
-        for (int32_t v = 0; v < vocab; v++) {
+        for (int32_t v = 0; v < vocab && !repeated[row]; v++) {
             const double off = fabs(exp((double)made[v]) - probs[v]);
             worst = off > worst || off != off ? off : worst;
             expect((made[v] == -INFINITY) == (given[v] == -INFINITY), "what a tournament forbids", set);
         }
         expect(worst < 1e-4, "a tournament", set);
+        if (code) continue;
+        expect(token >= 0 && token < vocab && given[token] > -INFINITY, "a token that can win", set);
+        for (int32_t v = 0; v < token; v++) passed += probs[v];
+        expect(uniforms[row] > passed - 1e-4 && uniforms[row] < passed + probs[token] + 1e-4, "the winner that a number draws", set);
     }
 }
 

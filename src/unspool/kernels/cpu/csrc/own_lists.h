@@ -6,40 +6,76 @@
 
 #define SIDE_BY_SIDE 8 /* seeds: each waits for its own numbers alone */
 
-/* Whether a place is where one of the swaps from..stop of a block goes. A swap goes to its own place and a word's remainder,
- * so the word less what is missing to the place must be divisible: a number is if its product with the divisor's inverse
- * (of the odd part, then turned by the powers of two) is within a limit. */
-static int32_t goes_to(const us_own_task *task, const uint32_t *restrict state, int32_t first, int32_t from, int32_t stop, int32_t place) {
-    const uint32_t *restrict inverses = task->divisors + first, *restrict turns = inverses + task->num_first;
-    const uint32_t *restrict limits = turns + task->num_first;
-    uint32_t is_hit = 0;
-    for (int32_t i = from; i < stop; i++) {
-        const uint32_t word = temper(state[i]), missing = (uint32_t)(place - first - i);
-        const uint32_t product = (word - missing) * inverses[i];
-        const uint32_t turned = product >> turns[i] | product << ((32 - turns[i]) & 31);
-        is_hit |= (uint32_t)(turned <= limits[i]) & (uint32_t)(word >= missing);
-    }
-    return is_hit != 0;
+typedef struct {
+    uint32_t state[TWISTER + 1];
+    int32_t token, at; /* where the shuffle has taken it */
+    int32_t is_raised;
+} us_followed;
+
+/* A number is divisible by another if its product with the inverse of the odd part, turned by the powers of two, is within
+ * a limit. */
+#if defined(US_AVX512)
+typedef __mmask16 us_hits;
+INLINE us_hits are_divisible(vecu product, vecu turns, vecu limits) {
+    return _mm512_cmple_epu32_mask(_mm512_rorv_epi32((__m512i)product, (__m512i)turns), (__m512i)limits);
+}
+static inline int32_t has_any(us_hits hits) { return hits != 0; }
+#else
+typedef veci us_hits;
+INLINE us_hits are_divisible(vecu product, vecu turns, vecu limits) {
+    return (veci)((product >> turns | product << (-turns & 31)) <= limits);
+}
+static inline int32_t has_any(us_hits hits) {
+    int32_t any = 0;
+    for (int32_t i = 0; i < LANES; i++) any |= hits[i];
+    return any;
+}
+#endif
+
+INLINE vecu load_words(const uint32_t *p) {
+    vecu words;
+    memcpy(&words, p, sizeof words);
+    return words;
 }
 
-/* Whether a token is among the first of the permutation that begins with this state. */
-static int32_t is_first(const us_own_task *task, uint32_t *state, int32_t token) {
-    const int32_t n = task->vocab, num_first = task->num_first;
-    int32_t at = token;
-    for (int32_t first = 0; first < num_first; first += TWISTER) {
-        const int32_t end = num_first - first < TWISTER ? num_first - first : TWISTER;
-        twist_state(state);
-        for (int32_t from = 0;;) {
-            const int32_t turn = at - first; /* when the token's own place is swapped */
-            if (goes_to(task, state, first, from, turn < end ? turn : end, at)) return 1; /* to a place that is final */
-            if (turn >= end) break;
-            const int32_t rest = (int32_t)(temper(state[turn]) % (uint32_t)(n - at));
-            if (!rest) return 1;
-            at += rest;
-            from = turn + 1;
-        }
+INLINE vecu temper_words(vecu y) {
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    return y ^ (y >> 18);
+}
+
+/* Whether one of the swaps from..stop of a block goes to a place: one goes to its own place and a word's remainder, so the
+ * word less what is missing to the place must be divisible. Words below that are rare: vectors do not look for them. */
+static int32_t goes_to(const us_own_task *task, const uint32_t *state, int32_t first, int32_t from, int32_t stop, int32_t place) {
+    const uint32_t *inverses = task->divisors + first, *turns = inverses + task->num_first, *limits = turns + task->num_first;
+    us_hits hits = {0};
+    vecu missing;
+    int32_t i = from;
+    for (uint32_t lane = 0; lane < LANES; lane++) missing[lane] = (uint32_t)(place - first - from) - lane;
+    for (; i + LANES <= stop; i += LANES, missing -= LANES) {
+        const vecu product = (temper_words(load_words(state + i)) - missing) * load_words(inverses + i);
+        hits |= are_divisible(product, load_words(turns + i), load_words(limits + i));
+    }
+    for (i = has_any(hits) ? from : i; i < stop; i++) {
+        const uint32_t word = temper(state[i]), left = (uint32_t)(place - first - i);
+        if (word >= left && !((word - left) % (uint32_t)(task->vocab - first - i))) return 1;
     }
     return 0;
+}
+
+/* Follows a token through a block of swaps. */
+static void follow_block(const us_own_task *task, us_followed *f, int32_t first, int32_t end) {
+    for (int32_t from = 0;;) {
+        const int32_t turn = f->at - first; /* when the token's own place is swapped */
+        if (goes_to(task, f->state, first, from, turn < end ? turn : end, f->at)) break; /* to a place that is final */
+        if (turn >= end) return;
+        const int32_t rest = (int32_t)(temper(f->state[turn]) % (uint32_t)(task->vocab - f->at));
+        if (!rest) break;
+        f->at += rest;
+        from = turn + 1;
+    }
+    f->is_raised = 1;
 }
 
 /* The row's likeliest tokens, of equals the first; fewer if fewer are possible. */
@@ -86,21 +122,28 @@ static void run_own_lists(const void *argument, int32_t thread, us_team *team) {
         for (int32_t i = count; i < most; i++) tokens[i] = -1;
     }
     us_meet(team);
-    uint32_t states[SIDE_BY_SIDE][TWISTER + 1];
+    us_followed followed[SIDE_BY_SIDE];
     split(task->rows * most, thread, team->size, &first, &last);
     for (int64_t begin = first; begin < last; begin += SIDE_BY_SIDE) {
         const int32_t count = last - begin < SIDE_BY_SIDE ? (int32_t)(last - begin) : SIDE_BY_SIDE;
         for (int32_t k = 0; k < SIDE_BY_SIDE; k++) {
             const int64_t pair = begin + k, row = pair / most;
-            const int32_t is_there = k < count && task->tokens[pair] >= 0;
-            states[k][0] = is_there ? find_seed(task, task->ids + row * task->stride, task->tokens[pair]) : 0;
+            us_followed *f = followed + k;
+            f->token = f->at = k < count ? task->tokens[pair] : -1;
+            f->state[0] = f->token >= 0 ? find_seed(task, task->ids + row * task->stride, f->token) : 0;
+            f->is_raised = 0;
         }
         for (uint32_t i = 1; i < TWISTER; i++)
-            UNROLLED for (int32_t k = 0; k < SIDE_BY_SIDE; k++) states[k][i] = seed_next(states[k][i - 1], i);
-        for (int32_t k = 0; k < count; k++) {
-            const int32_t token = task->tokens[begin + k];
-            if (token >= 0 && is_first(task, states[k], token)) task->out[(begin + k) / most * vocab + token] += task->bias;
-        }
+            UNROLLED for (int32_t k = 0; k < SIDE_BY_SIDE; k++) followed[k].state[i] = seed_next(followed[k].state[i - 1], i);
+        for (int32_t at = 0; at < task->num_first; at += TWISTER) /* block by block: all read the same divisors */
+            for (int32_t k = 0; k < count; k++) {
+                us_followed *f = followed + k;
+                if (f->token < 0 || f->is_raised) continue;
+                twist_state(f->state);
+                follow_block(task, f, at, task->num_first - at < TWISTER ? task->num_first - at : TWISTER);
+            }
+        for (int32_t k = 0; k < count; k++)
+            if (followed[k].is_raised) task->out[(begin + k) / most * vocab + followed[k].token] += task->bias;
     }
 }
 

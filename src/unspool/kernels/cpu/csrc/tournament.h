@@ -5,11 +5,17 @@
 
 #include "marks.h" /* find_highest */
 
-#define ROUNDS 10 /* that one pass settles */
 #define WORD_ROUNDS 30 /* whose bits share a word */
-#define PATTERNS US_PATTERNS
+#if defined(US_AVX512)
+#define ROUNDS 3 /* that one pass settles: the masses of their patterns are added up in registers */
+#else
+#define ROUNDS 10 /* and here in tables */
+#endif
+#define PATTERNS (1 << ROUNDS)
+#define GROUPS (WORD_ROUNDS / ROUNDS)
 #define PARTS US_PARTS
-#define HALF 32 /* patterns of five bits */
+#define TABLES 4 /* so that neighbours with one pattern do not wait for each other */
+#define BLOCK 1024 /* shares that are added up as floats */
 #define ONE_BY_ONE __asm__ volatile("") /* in loops that look numbers up: gathers of vectors are slower on many machines */
 
 typedef struct {
@@ -19,56 +25,51 @@ typedef struct {
     int32_t first_part, last_part; /* those of this thread */
     int32_t turn;                  /* which of the two masses of a part are made next */
     const float *scores;           /* of the row */
-    float *out, *shares, *logs;    /* of classes: probabilities, and sums of the factors' logarithms */
+    float *out, *shares, *logs;    /* of classes: probabilities, and sums of the factors' logarithms; no logs for a draw */
     int32_t classes;               /* tokens that lie a table's size apart have the same bits: they are one class */
     float highest;
     double total;
 } us_play;
 
-/* What ten rounds multiply the probability of a pattern of their bits by, and its logarithm. Both are put together from
- * those of the lower and the upper five bits, which vectors of sixteen look up without memory. */
+/* What a group of rounds multiplies the probability of a pattern of their bits by, and its logarithm. */
 typedef struct {
-    float factors[2][HALF], logs[2][HALF];
-#if !defined(US_AVX512)
-    float all_factors[PATTERNS], all_logs[PATTERNS];
+#if defined(US_AVX512)
+    float factors[16], logs[16]; /* twice: a vector of sixteen is looked up by four bits */
+#else
+    float factors[PATTERNS], logs[PATTERNS];
 #endif
 } us_factors;
 
 /* The masses of the patterns become factors: a round's is 1 - m for a zero and 2 - m for a one, m being the mass of the
  * ones. */
 static void settle(double *masses, int32_t rounds, us_factors *to) {
-    double product[2][HALF], sum[2][HALF];
-    for (int32_t i = 0; i < 2; i++) product[i][0] = 1, sum[i][0] = 0;
+    double product[PATTERNS] = {1}, sum[PATTERNS] = {0};
     for (int32_t round = 0; round < ROUNDS; round++) {
-        const int32_t half = PATTERNS >> (round + 1), side = round / 5, made = 1 << round % 5, is_there = round < rounds;
+        const int32_t half = PATTERNS >> (round + 1), made = 1 << round, is_there = round < rounds;
         double mass = 0;
         for (int32_t i = 0; i < half; i++) mass += masses[2 * i + 1];
         const double zero = !is_there ? 1 : 1 - mass > 0 ? 1 - mass : 0, one = is_there ? 2 - mass : 1;
         for (int32_t i = 0; i < half; i++) masses[i] = zero * masses[2 * i] + one * masses[2 * i + 1];
         const double log_zero = log(zero), log_one = log(one);
         for (int32_t i = 0; i < made; i++) {
-            product[side][made + i] = product[side][i] * one, product[side][i] *= zero;
-            sum[side][made + i] = sum[side][i] + log_one, sum[side][i] += log_zero;
+            product[made + i] = product[i] * one, product[i] *= zero;
+            sum[made + i] = sum[i] + log_one, sum[i] += log_zero;
         }
     }
-    for (int32_t side = 0; side < 2; side++)
-        for (int32_t i = 0; i < HALF; i++)
-            to->factors[side][i] = (float)product[side][i], to->logs[side][i] = (float)sum[side][i];
-#if !defined(US_AVX512)
-    for (int32_t i = 0; i < PATTERNS; i++) {
-        to->all_factors[i] = to->factors[0][i % HALF] * to->factors[1][i / HALF];
-        to->all_logs[i] = to->logs[0][i % HALF] + to->logs[1][i / HALF];
-    }
-#endif
+    for (int32_t i = 0; i < (int32_t)(sizeof to->logs / sizeof *to->logs); i++)
+        to->factors[i] = (float)product[i % PATTERNS], to->logs[i] = (float)sum[i % PATTERNS];
 }
 
-/* shares[i] = e to the (scores[i] - highest), added to what is there if it `adds`. */
+/* shares[i] = e to the (scores[i] - highest), nothing where a score is -inf; added to what is there if it `adds`. */
 static void spread_scores(const float *scores, int32_t count, float highest, int32_t adds, float *shares) {
     int32_t v = 0;
     for (; v + 4 * LANES <= count; v += 4 * LANES) {
         vec x[4];
+        veci is_there[4];
         UNROLLED for (int i = 0; i < 4; i++) x[i] = load(scores + v + i * LANES) - highest;
+        UNROLLED for (int i = 0; i < 4; i++) is_there[i] = x[i] > fill(-INFINITY);
         exponentials(x, 4);
+        UNROLLED for (int i = 0; i < 4; i++) x[i] = choose(is_there[i], x[i], fill(0));
         UNROLLED for (int i = 0; i < 4; i++) store(shares + v + i * LANES, adds ? load(shares + v + i * LANES) + x[i] : x[i]);
     }
     for (; v < count; v++) shares[v] = (adds ? shares[v] : 0) + expf(scores[v] - highest);
@@ -77,9 +78,9 @@ static void spread_scores(const float *scores, int32_t count, float highest, int
 
 static double add_up(const float *shares, int32_t count) {
     double total = 0;
-    for (int32_t first = 0; first < count; first += PATTERNS) {
+    for (int32_t first = 0; first < count; first += BLOCK) {
         vec parts = fill(0);
-        int32_t v = first, end = count - first < PATTERNS ? count : first + PATTERNS;
+        int32_t v = first, end = count - first < BLOCK ? count : first + BLOCK;
         for (; v + LANES <= end; v += LANES) parts += load(shares + v);
         total += sum(parts);
         for (; v < end; v++) total += shares[v];
@@ -101,82 +102,127 @@ static int32_t find_words(const us_play *play, int64_t row, int32_t word, int32_
     return (uint32_t)count < size - place ? count : (int32_t)(size - place);
 }
 
-/* The masses of rounds' patterns; in four tables, so that neighbours with one pattern do not wait for each other. */
-static void add_masses(const uint32_t *restrict words, int32_t shift, int32_t count, const float *restrict shares,
-                       float (*restrict sums)[PATTERNS]) {
-    int32_t c = 0;
-    for (; c + 4 <= count; c += 4)
-        UNROLLED for (int32_t i = 0; i < 4; i++) {
-            ONE_BY_ONE;
-            sums[i][words[c + i] >> shift & (PATTERNS - 1)] += shares[c + i];
-        }
-    for (; c < count; c++) sums[0][words[c] >> shift & (PATTERNS - 1)] += shares[c];
-}
-
 #if defined(US_AVX512)
-INLINE __m512 look_up(const float *table, __m512i place) { /* by its low five bits */
-    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), place, _mm512_loadu_ps(table + 16));
-}
-#endif
+typedef struct {
+    __m512 of[PATTERNS]; /* of the shares whose pattern has all of these bits */
+} us_masses;
 
-/* What ten rounds leave of the shares. */
+/* What is there of sixteen words or shares. */
+INLINE __mmask16 find_mask(int32_t count) { return (__mmask16)(count < 16 ? (1u << count) - 1 : 0xffff); }
+
+/* The numbers that the lowest bits of `words >> shift` choose. */
+INLINE __m512 look_up(const float *table, __m512i words, __m128i shift) {
+    return _mm512_permutexvar_ps(_mm512_srl_epi32(words, shift), _mm512_loadu_ps(table));
+}
+
+/* What rounds leave of the shares. */
 static void scale_shares(const uint32_t *restrict words, int32_t shift, int32_t count, const us_factors *restrict by, float *restrict shares) {
-    int32_t c = 0;
-#if defined(US_AVX512)
-    for (; c + 16 <= count; c += 16) {
-        const __m512i word = _mm512_srl_epi32(_mm512_loadu_si512(words + c), _mm_cvtsi32_si128(shift));
-        const __m512 factor = _mm512_mul_ps(look_up(by->factors[0], word), look_up(by->factors[1], _mm512_srli_epi32(word, 5)));
-        _mm512_storeu_ps(shares + c, _mm512_mul_ps(_mm512_loadu_ps(shares + c), factor));
+    const __m128i places = _mm_cvtsi32_si128(shift);
+    for (int32_t c = 0; c < count; c += 16) {
+        const __mmask16 mask = find_mask(count - c);
+        const __m512 factor = look_up(by->factors, _mm512_maskz_loadu_epi32(mask, words + c), places);
+        _mm512_mask_storeu_ps(shares + c, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, shares + c), factor));
     }
-    for (; c < count; c++) shares[c] *= by->factors[0][words[c] >> shift & (HALF - 1)] * by->factors[1][words[c] >> shift >> 5 & (HALF - 1)];
-#else
-    for (; c < count; c++) {
-        ONE_BY_ONE;
-        shares[c] *= by->all_factors[words[c] >> shift & (PATTERNS - 1)];
+}
+
+/* Adds the masses of the patterns of rounds to those that are there; the shares are first multiplied `by` the factors of
+ * the rounds before, if there are. */
+static void add_masses(const uint32_t *restrict words, int32_t shift, int32_t count, const us_factors *restrict by,
+                       float *restrict shares, us_masses *restrict masses) {
+    const __m128i before = _mm_cvtsi32_si128(shift - ROUNDS);
+    const __m512i first = _mm512_set1_epi32(1 << shift), second = _mm512_set1_epi32(2 << shift), third = _mm512_set1_epi32(4 << shift);
+    us_masses sums = *masses;
+    for (int32_t c = 0; c < count; c += 16) {
+        const __mmask16 mask = find_mask(count - c);
+        const __m512i word = _mm512_maskz_loadu_epi32(mask, words + c);
+        __m512 share = _mm512_maskz_loadu_ps(mask, shares + c);
+        if (by) {
+            share = _mm512_mul_ps(share, look_up(by->factors, word, before));
+            _mm512_mask_storeu_ps(shares + c, mask, share);
+        }
+        const __mmask16 a = _mm512_test_epi32_mask(word, first), b = _mm512_test_epi32_mask(word, second);
+        const __mmask16 d = _mm512_test_epi32_mask(word, third), ab = _kand_mask16(a, b);
+        sums.of[0] = _mm512_add_ps(sums.of[0], share);
+        sums.of[1] = _mm512_mask_add_ps(sums.of[1], a, sums.of[1], share);
+        sums.of[2] = _mm512_mask_add_ps(sums.of[2], b, sums.of[2], share);
+        sums.of[3] = _mm512_mask_add_ps(sums.of[3], ab, sums.of[3], share);
+        sums.of[4] = _mm512_mask_add_ps(sums.of[4], d, sums.of[4], share);
+        sums.of[5] = _mm512_mask_add_ps(sums.of[5], _kand_mask16(a, d), sums.of[5], share);
+        sums.of[6] = _mm512_mask_add_ps(sums.of[6], _kand_mask16(b, d), sums.of[6], share);
+        sums.of[7] = _mm512_mask_add_ps(sums.of[7], _kand_mask16(ab, d), sums.of[7], share);
     }
-#endif
+    *masses = sums;
+}
+
+/* What has all of a pattern's bits, less what has others too. */
+static void part_masses(const us_masses *masses, float *found) {
+    for (int32_t i = 0; i < PATTERNS; i++) found[i] = sum((vec)masses->of[i]);
+    for (int32_t bit = 1; bit < PATTERNS; bit *= 2)
+        for (int32_t i = 0; i < PATTERNS; i++)
+            if (!(i & bit)) found[i] -= found[i | bit];
 }
 
 /* Adds the logarithms of all factors of a word's rounds. */
 static void add_logs(const uint32_t *restrict words, const us_factors *restrict by, int32_t count, float *restrict sums) {
-    int32_t c = 0;
-#if defined(US_AVX512)
-    for (; c + 16 <= count; c += 16) {
-        __m512i word = _mm512_loadu_si512(words + c);
-        __m512 sum = _mm512_loadu_ps(sums + c);
-        UNROLLED for (int32_t i = 0; i < 6; i++, word = _mm512_srli_epi32(word, 5)) sum = _mm512_add_ps(sum, look_up(by[i / 2].logs[i % 2], word));
-        _mm512_storeu_ps(sums + c, sum);
+    for (int32_t c = 0; c < count; c += 16) {
+        const __mmask16 mask = find_mask(count - c);
+        const __m512i word = _mm512_maskz_loadu_epi32(mask, words + c);
+        __m512 sum = _mm512_maskz_loadu_ps(mask, sums + c);
+        UNROLLED for (int32_t i = 0; i < GROUPS; i++) sum = _mm512_add_ps(sum, look_up(by[i].logs, word, _mm_cvtsi32_si128(i * ROUNDS)));
+        _mm512_mask_storeu_ps(sums + c, mask, sum);
     }
-    for (; c < count; c++)
-        for (int32_t i = 0; i < 6; i++) sums[c] += by[i / 2].logs[i % 2][words[c] >> 5 * i & (HALF - 1)];
+}
 #else
-    for (; c < count; c++) {
+typedef struct {
+    float of[TABLES][PATTERNS];
+} us_masses;
+
+static void scale_shares(const uint32_t *restrict words, int32_t shift, int32_t count, const us_factors *restrict by, float *restrict shares) {
+    for (int32_t c = 0; c < count; c++) {
+        ONE_BY_ONE;
+        shares[c] *= by->factors[words[c] >> shift & (PATTERNS - 1)];
+    }
+}
+
+static void add_masses(const uint32_t *restrict words, int32_t shift, int32_t count, const us_factors *restrict by,
+                       float *restrict shares, us_masses *restrict masses) {
+    if (by) scale_shares(words, shift - ROUNDS, count, by, shares);
+    int32_t c = 0;
+    for (; c + TABLES <= count; c += TABLES)
+        UNROLLED for (int32_t i = 0; i < TABLES; i++) {
+            ONE_BY_ONE;
+            masses->of[i][words[c + i] >> shift & (PATTERNS - 1)] += shares[c + i];
+        }
+    for (; c < count; c++) masses->of[0][words[c] >> shift & (PATTERNS - 1)] += shares[c];
+}
+
+static void part_masses(const us_masses *masses, float *found) {
+    for (int32_t i = 0; i < PATTERNS; i++) found[i] = (masses->of[0][i] + masses->of[1][i]) + (masses->of[2][i] + masses->of[3][i]);
+}
+
+static void add_logs(const uint32_t *restrict words, const us_factors *restrict by, int32_t count, float *restrict sums) {
+    for (int32_t c = 0; c < count; c++) {
         ONE_BY_ONE;
         const uint32_t word = words[c];
-        sums[c] += by[0].all_logs[word & (PATTERNS - 1)] + by[1].all_logs[word >> ROUNDS & (PATTERNS - 1)] +
-                   by[2].all_logs[word >> 2 * ROUNDS & (PATTERNS - 1)];
+        sums[c] += by[0].logs[word & (PATTERNS - 1)] + by[1].logs[word >> ROUNDS & (PATTERNS - 1)] + by[2].logs[word >> 2 * ROUNDS & (PATTERNS - 1)];
     }
-#endif
 }
+#endif
 
 /* One group of rounds, after the factors of the group before. */
 static void play_group(us_play *play, int64_t row, int32_t depth, int32_t group, us_factors *factors) {
     const int32_t left = play->task->depth - depth - group * ROUNDS, turn = play->turn, shift = group * ROUNDS;
-    float sums[4][PATTERNS];
+    const us_factors *by = group ? &factors[group - 1] : NULL;
+    us_masses sums;
     double masses[PATTERNS];
     for (int32_t part = play->first_part; part < play->last_part; part++) {
         const int32_t first = begin_part(play, part), count = begin_part(play, part + 1) - first;
         const uint32_t *before, *after;
         const int32_t cut = find_words(play, row, depth / WORD_ROUNDS, first, count, &before, &after);
-        float *shares = play->shares + first, *found = play->room->tallies[part].masses[turn];
-        if (group) {
-            scale_shares(before, shift - ROUNDS, cut, &factors[group - 1], shares);
-            scale_shares(after, shift - ROUNDS, count - cut, &factors[group - 1], shares + cut);
-        }
-        memset(sums, 0, sizeof sums);
-        add_masses(before, shift, cut, shares, sums);
-        add_masses(after, shift, count - cut, shares + cut, sums);
-        for (int32_t i = 0; i < PATTERNS; i++) found[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+        memset(&sums, 0, sizeof sums);
+        add_masses(before, shift, cut, by, play->shares + first, &sums);
+        add_masses(after, shift, count - cut, by, play->shares + first + cut, &sums);
+        part_masses(&sums, play->room->tallies[part].masses[turn]);
     }
     us_meet(play->team);
     for (int32_t i = 0; i < PATTERNS; i++) {
@@ -188,25 +234,28 @@ static void play_group(us_play *play, int64_t row, int32_t depth, int32_t group,
     play->turn = 1 - turn;
 }
 
-/* The rounds whose bits share a word: their factors go into the sums of logarithms, and into the shares if rounds follow. */
+/* The rounds whose bits share a word: their factors go into the sums of logarithms, and into the shares if rounds or a draw
+ * follow. */
 static void play_word(us_play *play, int64_t row, int32_t depth) {
-    const int32_t is_last = play->task->depth <= depth + WORD_ROUNDS;
-    us_factors factors[3];
+    const int32_t left = play->task->depth - depth, groups = left > WORD_ROUNDS ? GROUPS : (left + ROUNDS - 1) / ROUNDS;
+    us_factors factors[GROUPS];
     memset(factors, 0, sizeof factors); /* of rounds that there are not: their bits are zeros, and so are the logarithms */
-    for (int32_t group = 0; group < 3 && play->task->depth > depth + group * ROUNDS; group++) play_group(play, row, depth, group, factors);
+    for (int32_t group = 0; group < groups; group++) play_group(play, row, depth, group, factors);
     for (int32_t part = play->first_part; part < play->last_part; part++) {
-        const int32_t first = begin_part(play, part), count = begin_part(play, part + 1) - first;
+        const int32_t first = begin_part(play, part), count = begin_part(play, part + 1) - first, shift = (groups - 1) * ROUNDS;
         const uint32_t *before, *after;
         const int32_t cut = find_words(play, row, depth / WORD_ROUNDS, first, count, &before, &after);
-        add_logs(before, factors, cut, play->logs + first);
-        add_logs(after, factors, count - cut, play->logs + first + cut);
-        if (is_last) continue;
-        scale_shares(before, 2 * ROUNDS, cut, &factors[2], play->shares + first);
-        scale_shares(after, 2 * ROUNDS, count - cut, &factors[2], play->shares + first + cut);
+        if (play->logs) {
+            add_logs(before, factors, cut, play->logs + first);
+            add_logs(after, factors, count - cut, play->logs + first + cut);
+        }
+        if (play->logs && left <= WORD_ROUNDS) continue;
+        scale_shares(before, shift, cut, &factors[groups - 1], play->shares + first);
+        scale_shares(after, shift, count - cut, &factors[groups - 1], play->shares + first + cut);
     }
 }
 
-/* The highest score of the row; NaN if it is not played. Each thread looks at its parts of the tokens. */
+/* The highest score of the row; NaN if one is, or is infinite. Each thread looks at its parts of the tokens. */
 static void look(us_play *play, int64_t row) {
     const int32_t vocab = play->task->vocab, side = (int32_t)(row & 1); /* the row before may still be read */
     for (int32_t part = play->first_part; part < play->last_part; part++) {
@@ -214,37 +263,45 @@ static void look(us_play *play, int64_t row) {
         play->room->tallies[part].highest[side] = find_highest(play->scores + first, last - first);
     }
     us_meet(play->team);
-    play->highest = play->task->repeated[row] ? NAN : -INFINITY;
+    play->highest = -INFINITY;
     for (int32_t part = 0; part < PARTS; part++) {
         const float found = play->room->tallies[part].highest[side];
         if (!(found <= play->highest)) play->highest = found > play->highest ? found : NAN; /* NaN stays */
     }
 }
 
-static void play_row(us_play *play, int64_t row) {
-    const us_tournament_task *task = play->task;
-    const int32_t vocab = task->vocab, begin = begin_part(play, play->first_part), end = begin_part(play, play->last_part);
-    const int32_t step = play->classes;
-    play->scores = task->scores + row * vocab;
-    play->out = task->out + row * vocab;
-    look(play, row);
-#define OF_EACH(base) for (int32_t base = 0, count; count = (vocab - base < end ? vocab - base : end) - begin, base < vocab; base += step)
-    if (!(play->highest > -INFINITY)) {
-        OF_EACH(base) if (count > 0) memcpy(play->out + base + begin, play->scores + base + begin, sizeof(float) * (size_t)count);
-        return;
-    }
+/* Adds up the shares of all parts. */
+static void add_parts(us_play *play) {
     for (int32_t part = play->first_part; part < play->last_part; part++) {
-        const int32_t first = begin_part(play, part), last = begin_part(play, part + 1);
-        for (int32_t base = 0; base < vocab; base += step)
-            spread_scores(play->scores + base + first, (vocab - base < last ? vocab - base : last) - first, play->highest, base > 0,
-                          play->shares + first);
-        play->room->tallies[part].total = add_up(play->shares + first, last - first);
+        const int32_t first = begin_part(play, part);
+        play->room->tallies[part].total = add_up(play->shares + first, begin_part(play, part + 1) - first);
     }
-    memset(play->logs + begin, 0, sizeof(float) * (size_t)(end - begin));
     us_meet(play->team);
     play->total = 0;
     for (int32_t part = 0; part < PARTS; part++) play->total += play->room->tallies[part].total;
-    for (int32_t depth = 0; depth < task->depth; depth += WORD_ROUNDS) play_word(play, row, depth);
+}
+
+/* The token at which the cumulated shares pass the target; the last that has one, if rounding lets none pass. */
+static int32_t find_passing(const us_play *play, double target) {
+    double passed = 0, held = 0;
+    int32_t found = 0, drawn = -1;
+    for (int32_t v = 0; v < play->classes && !(passed + held > target); v += BLOCK) {
+        const double block = add_up(play->shares + v, play->classes - v < BLOCK ? play->classes - v : BLOCK);
+        if (block > 0) passed += held, held = block, found = v;
+    }
+    for (int32_t v = found; v < play->classes && v < found + BLOCK; v++) {
+        if (!(play->shares[v] > 0)) continue;
+        drawn = v;
+        passed += (double)play->shares[v];
+        if (passed > target) break;
+    }
+    return drawn;
+}
+
+#define OF_EACH(base) for (int32_t base = 0, count; count = (vocab - base < end ? vocab - base : end) - begin, base < vocab; base += step)
+
+static void write_logs(const us_play *play, int32_t begin, int32_t end) {
+    const int32_t vocab = play->task->vocab, step = play->classes;
     const float norm = play->highest + (float)log(play->total), lowest = play->highest - 103.9f;
     OF_EACH(base) { /* what has no probability in float32 has the lowest number, unless it is forbidden */
         const float *scores = play->scores + base + begin, *logs = play->logs + begin;
@@ -254,8 +311,40 @@ static void play_row(us_play *play, int64_t row) {
             out[v] = scores[v] > -INFINITY ? found : -INFINITY;
         }
     }
-#undef OF_EACH
 }
+
+/* A row that is `repeated` stays as it is, or its token is drawn from it. */
+static void play_row(us_play *play, int64_t row) {
+    const us_tournament_task *task = play->task;
+    const int32_t vocab = task->vocab, begin = begin_part(play, play->first_part), end = begin_part(play, play->last_part);
+    const int32_t step = play->classes, draws = task->tokens != NULL;
+    play->scores = task->scores + row * vocab;
+    play->out = draws ? NULL : task->out + row * vocab;
+    look(play, row);
+    if (!draws && (task->repeated[row] || !(play->highest > -INFINITY))) {
+        OF_EACH(base) if (count > 0) memcpy(play->out + base + begin, play->scores + base + begin, sizeof(float) * (size_t)count);
+        return;
+    }
+    if (!(play->highest > -INFINITY)) {
+        if (!play->first_part) task->tokens[row] = -1;
+        return;
+    }
+    for (int32_t part = play->first_part; part < play->last_part; part++) { /* one by one: their last shares are made singly */
+        const int32_t first = begin_part(play, part), last = begin_part(play, part + 1);
+        for (int32_t base = 0; base < vocab; base += step)
+            spread_scores(play->scores + base + first, (vocab - base < last ? vocab - base : last) - first, play->highest, base > 0,
+                          play->shares + first);
+    }
+    if (play->logs) memset(play->logs + begin, 0, sizeof(float) * (size_t)(end - begin));
+    add_parts(play);
+    for (int32_t depth = 0; depth < task->depth && !task->repeated[row]; depth += WORD_ROUNDS) play_word(play, row, depth);
+    if (!draws) write_logs(play, begin, end);
+    else {
+        add_parts(play);
+        if (!play->first_part) task->tokens[row] = find_passing(play, fmin(task->uniforms[row], 1 - 0x1p-52) * play->total);
+    }
+}
+#undef OF_EACH
 
 static void run_tournament(const void *argument, int32_t thread, us_team *team) {
     const us_tournament_task *task = argument;
@@ -272,7 +361,7 @@ static void run_tournament(const void *argument, int32_t thread, us_team *team) 
                     .last_part = (int32_t)last_part,
                     .classes = task->vocab < (int64_t)task->size ? task->vocab : (int32_t)task->size};
     play.shares = room->numbers;
-    play.logs = room->numbers + play.classes;
+    play.logs = task->tokens ? NULL : room->numbers + play.classes;
     for (int64_t row = first; row < last; row++) play_row(&play, row);
 }
 

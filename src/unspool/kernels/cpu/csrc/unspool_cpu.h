@@ -1,6 +1,6 @@
 /* The decode step of a decoder, alone or beside an encoder, on a CPU, in one call. C11, no dependencies.
  *
- * Python checks every size and offset before it calls (kernels/cpu/library.py); here memory is trusted.
+ * Python checks every size and offset before it calls (kernels/cpu/library.py and structures.py); here memory is trusted.
  * All strides are counted in floats. Matrices are (rows, columns): an output row each.
  */
 #ifndef UNSPOOL_CPU_H
@@ -8,9 +8,10 @@
 
 #include <stdint.h>
 
-#define US_ABI 17
+#define US_ABI 18
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
+#define US_PANEL 16    /* output rows of a tile of bfloat16 */
 #define US_SUPER 256   /* columns of a super-block: blocks whose scales share a float16 */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
 #define US_WIDEST_HEAD 256
@@ -24,7 +25,7 @@ enum us_kind {
     US_K5 = 4,  /* Q5_K */
     US_K6 = 5,  /* and Q6_K; */
     US_Q5 = 6,  /* tiles of blocks of 5 bits, described there too */
-    US_BF16 = 7, /* plain rows of bfloat16 */
+    US_BF16 = 7, /* tiles of bfloat16, as csrc/narrow.h describes them */
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
@@ -167,6 +168,8 @@ void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int
 /* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads);
+/* Lay the rows of a matrix of floats out as US_BF16: whether all of its numbers are finite and bfloat16. */
+int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, uint16_t *out);
 /* Rows of a matrix as numbers: (count, columns). */
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
 
@@ -179,6 +182,8 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
    (3, num_first) numbers of vocab - i: the inverse of its odd part modulo 2^32, its powers of two, (2^32 - 1) over it.
    us_play_tournament: SynthID-Text's, from scores to log-probabilities (rows, vocab). Token v of a row has its bits at
    states[row] + shift + v, modulo size (a power of two), in `words` (one word of 30 rounds, size numbers, each).
+   us_draw_winners: the token of each row that a number in [0, 1) draws from the same; from the scores alone if the row is
+   repeated; -1 where no score is finite, or one is NaN or infinite. -2 is returned for a size below the vocabulary.
    us_read_contexts: the hash of each row's last `width` tokens, mixed as Gumbel's or as SynthID-Text's, and whether one of
    the windows from `first` on is the same.
    us_draw_keyed: the token that Gumbel's keyed noise draws, or -1. Rows that are repeated stay as they are in both. */
@@ -190,6 +195,9 @@ int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t voca
                      const uint32_t *divisors, float bias, int32_t threads);
 int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
                            uint32_t size, const int64_t *states, uint32_t shift, const uint8_t *repeated, int32_t threads);
+int32_t us_draw_winners(const float *scores, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
+                        const int64_t *states, uint32_t shift, const uint8_t *repeated, const double *uniforms, int32_t *tokens,
+                        int32_t threads);
 void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,
                       int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated);
 void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64_t *states, const uint8_t *repeated,

@@ -250,7 +250,7 @@ def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: 
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLists:
+class DeviceOwnLists:
     """What chooses the list of a candidate: its own entry in a table and those of the tokens before it."""
 
     table: torch.Tensor  # (size,) int64
@@ -264,7 +264,7 @@ def raise_own(
     ids: torch.Tensor,
     highest: torch.Tensor,
     candidates: torch.Tensor,
-    lists: OwnLists,
+    lists: DeviceOwnLists,
     bias: float,
 ) -> torch.Tensor:
     """Scores (rows, vocab) with `bias` added for those of the `candidates` (rows, candidates), whose scores are

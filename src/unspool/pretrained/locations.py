@@ -12,7 +12,7 @@ from unspool.loading.hub import HubOptions, parse_hub_name
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelLocation:
     """A model's name or path, with what says how to fetch it."""
 
     name: str | Path
@@ -21,8 +21,8 @@ class Place:
     hub: HubOptions
 
 
-def read_place(name: str | PathLike[str], applied: dict[str, Any]) -> Place:
-    """Take the keywords about the place out of `applied`."""
+def read_location(name: str | PathLike[str], applied: dict[str, Any]) -> ModelLocation:
+    """Take the keywords about the location out of `applied`."""
     token = applied.pop("token", None)
     older = applied.pop("use_auth_token", None)
     if token is not None and older is not None:
@@ -40,7 +40,7 @@ def read_place(name: str | PathLike[str], applied: dict[str, Any]) -> Place:
     path = Path(text).expanduser()
     if path.exists():
         found = _enter(path, subfolder)
-        return Place(_enter(found, file) if file else found, None, offline, hub)
+        return ModelLocation(_enter(found, file) if file else found, None, offline, hub)
     if subfolder:
         raise UnsupportedError(
             f"subfolder={excerpt(subfolder)} can't be used with the hub's {text!r:.120}: files at the top of a "
@@ -48,7 +48,7 @@ def read_place(name: str | PathLike[str], applied: dict[str, Any]) -> Place:
         )
     if file and parse_hub_name(f"{text}:{file}") is None:
         raise LoadError(f"gguf_file={excerpt(file)} of {text!r:.120} is not a file of a hub id")
-    return Place(f"{text}:{file}" if file else text, revision, offline, hub)
+    return ModelLocation(f"{text}:{file}" if file else text, revision, offline, hub)
 
 
 def _enter(path: Path, inner: Any) -> Path:

@@ -1,0 +1,131 @@
+"""The model, inputs and settings of a call, out of what `generate()` was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unspool.api.core import as_model, find_object
+from unspool.config import PARAMETERS, GenerationConfig
+from unspool.decoding.inputs import Inputs
+from unspool.errors import SettingError
+from unspool.models.adapters import (
+    ColumnModel,
+    drop_unknown_tokens,
+    find_adapter,
+    find_settings,
+    fold_settings,
+    list_inputs,
+    open_call,
+    prepare_call,
+    read_settings,
+    runs_own_generate,
+)
+from unspool.plan import Origin, merge
+from unspool.protocols import Model
+
+INPUT_NAMES = (
+    "input_ids",
+    "attention_mask",
+    "inputs_embeds",
+    "decoder_input_ids",
+    "encoder_outputs",
+    "input_features",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+)
+_MODEL_INPUTS = INPUT_NAMES[:6]  # those that a model's forward takes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCall:
+    """A call's model, and what it was given, each in our form."""
+
+    model: Model
+    given: Inputs
+    settings: GenerationConfig
+    origins: dict[str, Origin]
+    assistant_model: Any
+    past_key_values: Any
+
+
+def open_model(
+    model: Any,
+    inputs: Any,
+    generation_config: Any,
+    kwargs: dict[str, Any],
+    *,
+    use_model_defaults: bool | None,
+    defaults: Mapping[str, Any] | None,
+    assistant_model: Any,
+    past_key_values: Any,
+    native: bool | None,
+) -> OpenedCall:
+    """Read the inputs out of `kwargs`, merge what is left of them with the settings, and open the model."""
+    theirs, config = find_object(model), read_config(generation_config)
+    given = Inputs(**{name: kwargs.pop(name) for name in INPUT_NAMES if name in kwargs})
+    if inputs is not None and given.input_ids is not None:
+        raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
+    extra = {} if theirs is None else _take_extra(theirs, kwargs, given)
+    own = as_model(model) if theirs is None else None
+    model_config = read_settings(theirs) if own is None else getattr(own, "generation_config", None)
+    model_config = None if use_model_defaults is False else model_config
+    if theirs is not None and config is not None and config is not generation_config:
+        model_config, config = fold_settings(model_config, config), None
+    settings, origins = merge(model_config, config, kwargs, defaults)
+    if own is None:
+        extra |= {"past_key_values": past_key_values, "native": native}
+        core, assistant, cache = _open_object(theirs, inputs, given, extra, settings, assistant_model)
+        return OpenedCall(core, given, settings, origins, assistant, cache)
+    if native is not None:
+        raise SettingError("`native` says how a transformers object is run, and this model is unspool's; leave it out")
+    if inputs is not None:
+        given.input_ids = inputs
+    return OpenedCall(own, given, settings, origins, assistant_model, past_key_values)
+
+
+def _take_extra(model: Any, kwargs: dict[str, Any], given: Inputs) -> dict[str, Any]:
+    """What a transformers object's forward takes beside the usual inputs, out of the call's arguments."""
+    names = list_inputs(model) - set(PARAMETERS)
+    if given.input_features is not None and "input_features" not in names:
+        raise SettingError(f"generate() has no setting 'input_features' for a {type(model).__name__}")
+    return {name: kwargs.pop(name) for name in list(kwargs) if name in names}
+
+
+def _open_object(
+    model: Any, inputs: Any, given: Inputs, extra: Mapping[str, Any], settings: GenerationConfig, assistant: Any
+) -> tuple[Model, Any, Any]:
+    """The model, the drafting model and the cache of a call with a transformers object."""
+    everything = {name: getattr(given, name) for name in _MODEL_INPUTS} | dict(extra)
+    core = open_call(model, inputs, everything, settings, everything.pop("native"))
+    drop_unknown_tokens(settings, core.info.vocab_size)
+    if not isinstance(core, ColumnModel):
+        if inputs is not None:
+            setattr(given, "input_features" if core.info.features is not None else "input_ids", inputs)
+        return core, assistant, everything["past_key_values"]
+    given.prepared = core.prepared
+    settings.compile_config = settings.compile = None  # transformers compiles it
+    if (drafting := find_object(assistant)) is not None:
+        assistant = prepare_call(drafting, inputs, {**everything, "past_key_values": None}, settings, core.call.why)
+    return core, assistant, core.given_cache
+
+
+def read_config(config: Any) -> GenerationConfig | None:
+    """The caller's settings: ours, or transformers' converted to ours."""
+    found = config if config is None or isinstance(config, GenerationConfig) else find_settings(config)
+    if config is not None and found is None:
+        raise SettingError(f"generation_config must be a GenerationConfig, not a {type(config).__name__}")
+    return found
+
+
+def find_speech(model: Any) -> Model | None:
+    """The model, if it reads sound and its windows are ours to cut; a transformers object's own generate() may."""
+    theirs = find_object(model)
+    if theirs is None:
+        core = as_model(model)
+    elif runs_own_generate(theirs) or (adapted := find_adapter(theirs)) is None:
+        return None
+    else:
+        core = adapted
+    return core if core.info.features is not None else None

@@ -1,0 +1,1 @@
+"""The parts of the contract that every cache fulfils (`cache/base.py`), one idea each."""
