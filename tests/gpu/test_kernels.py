@@ -5,6 +5,8 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.gpu.kernel_checks import DEVICE, DTYPES, check, pytestmark, random
@@ -40,8 +42,35 @@ def tell_addresses(base: torch.Tensor, *caches: list[torch.Tensor]) -> list[int]
 @pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm", "slopes"])
 def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str) -> None:
     """Ragged rows from nothing held to many splits; one of them is not there."""
+    check_attention(dtype, heads, kv_heads, width, pairs, manner)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no clusters")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "pairs"), [(4, 2, 16, 8), (8, 8, 64, 0), (8, 2, 64, 32)], ids=str
+)
+@pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm"])
+@pytest.mark.parametrize("cluster", [4, 8])
+def test_attention_of_clusters(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str, cluster: int
+) -> None:
+    """The same with parts that are combined in shared memory, in another way, and in none."""
+    check_attention(dtype, heads, kv_heads, width, pairs, manner, (64, 64, 256, 4, 2, None, cluster))
+
+
+def check_attention(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    pairs: int,
+    manner: str,
+    tiling: tuple[Any, ...] | None = None,
+) -> None:
+    """Attention over ragged rows equals the reference."""
     from unspool.kernels.gpu.attention.split_attention import HeadShape
-    from unspool.kernels.gpu.attention.step_attention import StepAttention
+    from unspool.kernels.gpu.attention.step_attention import AttentionTiling, StepAttention
     from unspool.kernels.gpu.attention.turning import find_turns
 
     if not torch.cuda.is_available() and width > 80:
@@ -57,7 +86,7 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
     norms = (random(width, dtype=dtype), random(width, dtype=dtype)) if has_norm else (None, None)
     slopes = alibi_slopes(heads).to(DEVICE) if manner == "slopes" else None
     shape = HeadShape(heads, kv_heads, width, scale, softcap, window if manner == "window" else None, eps)
-    step = StepAttention(rows, shape, DEVICE)
+    step = StepAttention(rows, shape, DEVICE, AttentionTiling(*tiling) if tiling is not None else None)
     base = torch.zeros(16, device=DEVICE, dtype=dtype)
     table = torch.tensor(tell_addresses(base, buffers), device=DEVICE)
     lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
