@@ -11,11 +11,12 @@ Weights are random. Every engine writes `--new` tokens after a prompt of `--prom
 the figure is the median time per token after the first, from runs of one and of all tokens.
 
 `--attached` compares an object after `unspool.attach(model)` with its own generate and with the same weights loaded
-natively: tokens per second of one greedy row, the seconds from attach() to the end of the first call (8 tokens), and
-the memory that the process (on a GPU: torch) holds after it beyond the object's weights. On a GPU every shape has a
-process of its own with an empty cache of kernels, after one call of its own generate, which starts CUDA and its
-libraries. `--own` is the number of tokens that its own generate is timed with, 0 for not at all. Weights are rounded to
-the dtype of the checkpoint that an object would come from (`--stored`): bfloat16 for all of these models.
+natively: tokens per second of one greedy row (engines in turns, each as often first; the medians, and the median and
+the range of the rounds' ratios), the seconds from attach() to the end of the first call (8 tokens), and the memory that
+the process (on a GPU: torch) holds after it beyond the object's weights. On a GPU every shape has a process of its own
+with an empty cache of kernels, after one call of its own generate, which starts CUDA and its libraries. `--own` is the
+number of tokens that its own generate is timed with, 0 for not at all. Weights are rounded to the dtype of the
+checkpoint that an object would come from (`--stored`): bfloat16 for all of these models.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--new", type=int, default=None, help="tokens of a call: 32, attached on a GPU 128")
+    parser.add_argument("--rounds", type=int, default=None, help="3, attached on a GPU 8")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--attached", action="store_true", help="attach(model) beside its own generate")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=None, help="with --attached")
@@ -100,6 +101,9 @@ def main() -> None:
     parser.add_argument("--stored", default="bfloat16", help="with --attached: the dtype that weights were saved in")
     parser.add_argument("--watch", action="store_true", help="with --attached: list what is compiled")
     arguments = parser.parse_args()
+    is_quick = arguments.attached and arguments.device.startswith("cuda")
+    arguments.new = arguments.new or (128 if is_quick else 32)
+    arguments.rounds = arguments.rounds or (8 if is_quick else 3)
     if arguments.attached:
         usual = ATTACHED if arguments.device.startswith("cuda") else ["smollm2-135m"]
         shapes = arguments.shapes or (["tiny"] if arguments.tiny else usual)
@@ -205,8 +209,8 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
         took = [time_call(own, inputs, num_new, {}) for num_new in (1, arguments.own)]
         rates["its own"] = [(arguments.own - 1) / (took[1] - took[0])]
     for turn in range(arguments.rounds + 1):
-        for name, generate in engines.items():
-            took = [time_call(generate, inputs, num_new, {}) for num_new in (1, arguments.new)]
+        for name in sorted(engines, reverse=turn % 2 == 1):
+            took = [time_call(engines[name], inputs, num_new, {}) for num_new in (1, arguments.new)]
             if turn:  # the first is a warm-up
                 rates[name].append((arguments.new - 1) / (took[1] - took[0]))
     medians = {name: statistics.median(values) for name, values in rates.items()}
@@ -215,8 +219,13 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
         f"made in {started - began:.1f} s, measured in {time.perf_counter() - started:.1f} s"
     )
     print("  tokens/s: " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
-    ratios = {name: medians["attached"] / medians[name] for name in medians if name != "attached"}
-    print("  " + ", ".join(f"attached / {name} {ratio:.3f}" for name, ratio in ratios.items()))
+    for name in [name for name in rates if name != "attached"]:
+        is_paired = len(rates[name]) == len(rates["attached"])
+        pairs = (
+            zip(rates["attached"], rates[name], strict=True) if is_paired else [(medians["attached"], medians[name])]
+        )
+        ratios = [mine / theirs for mine, theirs in pairs]
+        print(f"  attached / {name} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     print("  first call: " + ", ".join(f"{name} {at - started:.2f}" for name, at in marks) + " s")
     print(f"  memory {1 + grown / weights:.3f} of the object's ({grown / 1e6:.0f} MB more)")
     print(f"  path: {output.stats.path}, {output.stats.path_reason or 'no reason given'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unspool.lazy import find_lazily
 
 HOMES = {
-    "CacheKindEntry": "unspool.cache.kinds",
+    "CacheKindEntry": "unspool.cache.entry",
     "DecoderFamily": "unspool.models.families.base",
     "Draft": "unspool.decoding.speculative.drafters.base",
     "Drafter": "unspool.decoding.speculative.drafters.base",

@@ -1,5 +1,5 @@
 # Made by tools/make_stubs.py.
-from unspool.cache.kinds import CacheKindEntry as CacheKindEntry
+from unspool.cache.entry import CacheKindEntry as CacheKindEntry
 from unspool.config.parameter import Parameter as Parameter
 from unspool.config.parameter import make_count as make_count
 from unspool.config.parameter import make_flag as make_flag

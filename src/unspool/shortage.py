@@ -23,9 +23,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python's or torch's says that memory ran out, a machine's or a GPU's."""
     if isinstance(error, UnspoolError):
         return isinstance(error, ShortageError)
-    told = str(error)[:2000].lower()
+    message = str(error)[:2000].lower()
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | OSError) and any(mark in told for mark in _SHORTAGES)
+        isinstance(error, RuntimeError | OSError) and any(mark in message for mark in _SHORTAGES)
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.gpu.test_kernels import DEVICE
+from tests.gpu.kernel_checks import DEVICE
 
 from unspool.kernels.activations import find_activation
 

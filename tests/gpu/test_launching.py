@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.test_kernels import pytestmark
+from tests.gpu.kernel_checks import pytestmark
 
 from unspool.kernels.preparations import announce_preparation, end_preparation
 

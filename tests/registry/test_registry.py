@@ -20,7 +20,7 @@ import unspool
 from unspool import GenerationConfig, PluginError, SettingError, generate
 from unspool.api.opening import INPUT_NAMES
 from unspool.api.starting import start
-from unspool.cache.kinds import CacheKindEntry
+from unspool.cache import CacheKindEntry
 from unspool.cli.parser import Parser
 from unspool.cli.settings import add_settings, collect_settings
 from unspool.config.parameter import make_flag, make_number

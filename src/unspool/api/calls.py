@@ -71,7 +71,7 @@ def generate(
     }
     if recipe is not None:
         usual = {**given, "streamer": streamer}
-        return run_recipe(recipe, generate, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
+        return run_recipe(recipe, generate, start, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
     given |= {"synced_gpus": synced_gpus, "use_model_defaults": use_model_defaults}
     theirs, speech = find_object(model), find_speech(model)
     preparing = None if theirs is None or speech is not None else find_preparing(theirs)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unspool.api.core import Holder, as_model, find_object
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.decoding.run import Run
 from unspool.errors import SettingError
 from unspool.models.adapters import find_settings, read_settings
 from unspool.recipes.running import load_recipe
+
+_LISTS = {"logits_processor", "stopping_criteria"}
+_PREPARED = {*_LISTS, "prefix_allowed_tokens_fn", "input_ids", "attention_mask", "inputs_embeds", "tokenizer"}
 
 
 class RecipeModel(Holder):
@@ -33,12 +37,21 @@ class RecipeModel(Holder):
 
 
 def run_recipe(
-    recipe: Any, generate: Any, model: Any, inputs: Any, config: Any, given: Mapping[str, Any], kwargs: dict[str, Any]
+    recipe: Any,
+    generate: Any,
+    start: Callable[..., Run],
+    model: Any,
+    inputs: Any,
+    config: Any,
+    given: Mapping[str, Any],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Load a recipe and call it with what the call was given.
 
     It gets `model`, `input_ids`, a `generation_config` in which the model's, the caller's and the call's settings are
-    merged, and everything else by its name. Arguments that are None are passed only if the function names them.
+    merged, and everything else by its name. Arguments that are None are passed only if the function names them. With a
+    transformers object, a function that the call was given (not a folder) gets the processors and criteria that the
+    settings make, if it names them: `start` prepares a run of the usual loop.
     """
     trusts = kwargs.pop("trust_remote_code", None)
     if trusts not in (None, True, False):
@@ -50,6 +63,11 @@ def run_recipe(
             raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
         kwargs["input_ids"] = inputs
     arguments = {name: value for name, value in {**given, **kwargs}.items() if value is not None}
+    if callable(recipe) and find_object(model) is not None and (named := _LISTS & _list_names(function)):
+        known = {name: value for name, value in arguments.items() if name in _PREPARED}
+        parts = start(model, None, config, **known, **settings).parts
+        made = {"logits_processor": parts.processors, "stopping_criteria": parts.criteria}
+        arguments |= {name: made[name] for name in named}
     arguments["generation_config"] = _merge(model, config, settings)
     shown = (
         model if isinstance(model, Holder) or find_object(model) is not None else RecipeModel(as_model(model), generate)
@@ -81,11 +99,19 @@ def _lay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**below, **above}
 
 
+def _list_names(function: Any) -> set[str]:
+    return {one.name for one in _list_parameters(function) if one.kind is not one.VAR_KEYWORD}
+
+
+def _list_parameters(function: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a callable that has no signature
+        return []
+
+
 def _fill(function: Any, have: set[str], given: Mapping[str, Any]) -> dict[str, None]:
     """None for the usual arguments that a function names without a default, and that the call does not give."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a callable that has no signature
-        return {}
+    parameters = _list_parameters(function)
     bare = (one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD)
     return {one.name: None for one in bare if one.name in given and one.name not in have}

@@ -56,43 +56,43 @@ def prepare_window(
     kwargs["forced_decoder_ids"] = None  # what it forces stands in the prompt
     if kwargs.get("decoder_input_ids") is not None or not any(kwargs.get(name) is not None for name in _SOURCES):
         return processors
-    told = read_arguments(asked, settings, core.info)
-    decoder = WindowDecoder(core, start, told.markers, told.has_timestamps, {})
-    prompts = _begin_windows(decoder, told, kwargs, settings)
+    speech = read_arguments(asked, settings, core.info)
+    decoder = WindowDecoder(core, start, speech.markers, speech.has_timestamps, {})
+    prompts = _begin_windows(decoder, speech, kwargs, settings)
     kwargs["decoder_input_ids"] = torch.tensor(prompts)
-    _bound_length(core, told, kwargs, settings, len(prompts[0]), defaults)
-    if told.has_timestamps:
+    _bound_length(core, speech, kwargs, settings, len(prompts[0]), defaults)
+    if speech.has_timestamps:
         given = [] if processors is None else list(processors) if isinstance(processors, list | tuple) else [processors]
         return [decoder.make_rules(len(prompts[0])), *given]
     return processors
 
 
 def _begin_windows(
-    decoder: WindowDecoder, told: SpeechArguments, kwargs: dict[str, Any], settings: GenerationConfig
+    decoder: WindowDecoder, speech: SpeechArguments, kwargs: dict[str, Any], settings: GenerationConfig
 ) -> list[list[int]]:
     """Each row's prompt; the encoder's states replace the features if a language had to be found."""
     given = Inputs(**{name: kwargs[name] for name in _SOURCES if kwargs.get(name) is not None})
     source = read_prompts(decoder.model, given, settings).source
     assert source is not None
-    languages = told.spread(len(source.lengths))
+    languages = speech.spread(len(source.lengths))
     found: list[int | None] = [None] * len(languages)
-    if any(needs_detection(told.markers, language, told.task) for language in languages):
+    if any(needs_detection(speech.markers, language, speech.task) for language in languages):
         encoded = source.encoded
         if encoded is None:
             assert source.embeds is not None
             encoded = decoder.encode(source.embeds)
             kwargs["input_features"], kwargs["encoder_outputs"] = None, encoded.states
         found = list(decoder.find_languages(encoded))
-    before = list(told.prompt_ids or ())
+    before = list(speech.prompt_ids or ())
     return [
-        before + begin(told.markers, language, token, told.task, told.has_timestamps)
+        before + begin(speech.markers, language, token, speech.task, speech.has_timestamps)
         for language, token in zip(languages, found, strict=True)
     ]
 
 
 def _bound_length(
     core: Model,
-    told: SpeechArguments,
+    speech: SpeechArguments,
     kwargs: dict[str, Any],
     settings: GenerationConfig,
     num_prompt: int,
@@ -105,7 +105,7 @@ def _bound_length(
     if defaults and "max_new_tokens" in defaults:
         kwargs["max_new_tokens"] = min(defaults["max_new_tokens"], most - num_prompt)
     else:
-        longest = most if told.max_length is None else told.max_length + min(most // 2 - 1, num_prompt)
+        longest = most if speech.max_length is None else speech.max_length + min(most // 2 - 1, num_prompt)
         kwargs["max_length"] = min(longest, most)
 
 
@@ -149,14 +149,14 @@ def generate_speech(
             )
         asked["return_timestamps"] = True
     if rest.get("decoder_input_ids") is None:
-        told = read_arguments(asked, settings, core.info)
+        speech = read_arguments(asked, settings, core.info)
         # As in the reference, tokens alone are those of windows, which timestamps in a text divide.
         is_one = is_streamed or settings.return_dict_in_generate or (settings.num_return_sequences or 1) > 1
-        if (is_long or told.needs_windows or not is_one) and not told.is_single and features is not None:
-            return _generate_windows(core, start, rest, told, asked)
+        if (is_long or speech.needs_windows or not is_one) and not speech.is_single and features is not None:
+            return _generate_windows(core, start, rest, speech, asked)
         asked = {name: value for name, value in asked.items() if name in ONE_WINDOW}
-        rest |= _fix_temperature(told.temperatures[0])
-        is_whole = told.is_single
+        rest |= _fix_temperature(speech.temperatures[0])
+        is_whole = speech.is_single
     else:
         is_whole = True
     run = start(**rest, **asked)
@@ -187,12 +187,12 @@ def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> torch.Tensor:
 
 
 def _generate_windows(
-    core: Model, start: Start, rest: dict[str, Any], told: SpeechArguments, asked: Mapping[str, Any]
+    core: Model, start: Start, rest: dict[str, Any], speech: SpeechArguments, asked: Mapping[str, Any]
 ) -> Any:
     features = rest.pop("input_features", None)
     if features is None:
         raise InputError(f"windows are read from input_features: {', '.join(_SOURCES[1:])} can't be cut; give those")
-    sources = _cut_rows(core, features, rest.pop("attention_mask", None), told)
+    sources = _cut_rows(core, features, rest.pop("attention_mask", None), speech)
     if (rest.get("num_return_sequences") or 1) > 1:
         raise UnsupportedError(
             "`num_return_sequences` above 1 is not known where windows follow each other; call again with another seed"
@@ -204,30 +204,30 @@ def _generate_windows(
     decoder = WindowDecoder(
         core,
         start,
-        told.markers,
-        told.has_timestamps,
+        speech.markers,
+        speech.has_timestamps,
         {name: value for name, value in rest.items() if value is not None},
-        told.max_length,
-        told.thresholds,
+        speech.max_length,
+        speech.thresholds,
         () if processors is None else processors if isinstance(processors, list | tuple) else (processors,),
     )
     course = Course(
-        told.spread(len(sources)),
-        told.task,
-        told.temperatures,
-        told.conditions,
-        told.prompt_ids,
-        told.prompts_all,
-        told.wants_times,
+        speech.spread(len(sources)),
+        speech.task,
+        speech.temperatures,
+        speech.conditions,
+        speech.prompt_ids,
+        speech.prompts_all,
+        speech.wants_times,
         batch_size=len(sources),
     )
     watch = asked.get("monitor_progress")
     report = None if watch is None else partial(_report, watch, sources)
     results = list(decode_windows(decoder, sources, course, report))
-    return _gather(results, len(sources), told, wants_output)
+    return _gather(results, len(sources), speech, wants_output)
 
 
-def _cut_rows(core: Model, features: Any, mask: Any, told: SpeechArguments) -> list[FeatureRow]:
+def _cut_rows(core: Model, features: Any, mask: Any, speech: SpeechArguments) -> list[FeatureRow]:
     shape = core.info.features
     assert shape is not None
     if not isinstance(features, torch.Tensor) or features.dim() != 3 or not features.is_floating_point():
@@ -249,7 +249,7 @@ def _cut_rows(core: Model, features: Any, mask: Any, told: SpeechArguments) -> l
     if is_long and rows > 1 and real is None:
         raise InputError("several long sounds need an attention_mask (rows, frames) that says where each ends")
     ends = real if real is not None and is_long and rows > 1 else [frames] * rows
-    known = real if real is not None and told.wants_times else [None] * rows
+    known = real if real is not None and speech.wants_times else [None] * rows
     return [
         FeatureRow(row, shape.frames, end, count, shape.stride)
         for row, end, count in zip(features, ends, known, strict=True)
@@ -263,7 +263,7 @@ def _report(watch: Any, sources: Sequence[FeatureRow], cursors: Sequence[SoundCu
     watch(torch.tensor([[seek, source.num_frames] for seek, source in zip(seeks, sources, strict=True)]))
 
 
-def _gather(results: Sequence[WindowResult], num_rows: int, told: SpeechArguments, wants_output: bool) -> Any:
+def _gather(results: Sequence[WindowResult], num_rows: int, speech: SpeechArguments, wants_output: bool) -> Any:
     """The rows of all windows in the reference's forms."""
     segments: list[list[dict[str, Any]]] = [[] for _ in range(num_rows)]
     for result in results:
@@ -279,20 +279,20 @@ def _gather(results: Sequence[WindowResult], num_rows: int, told: SpeechArgument
                 "idxs": (offset + one.first, offset + one.stop),
                 "result": torch.tensor(written.prompt + written.ended),
             }
-            if told.wants_times:
+            if speech.wants_times:
                 times = torch.tensor(written.times[one.first : one.stop], dtype=torch.float64)
                 segment["token_timestamps"] = times + result.seek / 100
             segments[result.index].append(segment)
     rows = [[int(token) for one in row for token in one["tokens"]] for row in segments]
-    sequences = pad_rows(rows, told.markers.pad)
-    if not (wants_output or told.wants_segments or told.wants_times):
+    sequences = pad_rows(rows, speech.markers.pad)
+    if not (wants_output or speech.wants_segments or speech.wants_times):
         return sequences
     output: dict[str, Any] = {"sequences": sequences}
-    if told.wants_times:
+    if speech.wants_times:
         spoken = [[float(one) for segment in row for one in segment["token_timestamps"]] for row in segments]
         longest = sequences.shape[1]
         padded = [row + [row[-1] if row else 0.0] * (longest - len(row)) for row in spoken]
         output["token_timestamps"] = torch.tensor(padded)
-    if wants_output or told.wants_segments:
+    if wants_output or speech.wants_segments:
         output["segments"] = segments
     return output

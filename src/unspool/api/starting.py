@@ -9,6 +9,7 @@ from typing import Any, cast
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.healing import heal_prompts
 from unspool.api.opening import OpenedCall, find_speech, open_model, read_config
+from unspool.api.precedence import follow_criteria
 from unspool.api.speech import prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
@@ -92,13 +93,15 @@ def start(
     prompts = read_prompts(opened.model, opened.given, opened.settings, hides_padding=hides_padding)
     cache = _read_cache(opened, prompts)
     shape = _shape(prompts, cache)
+    criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
+    follow_criteria(opened.settings, opened.origins, criteria, prompts)
     plan = _settle(opened, shape, assistant)
     if cache is not None:
         check_room(cache, plan, shape)
     core = _compile(opened.model, plan)
     hooks = Hooks(
         [] if logits_processor is None else _as_processors(logits_processor),
-        [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria)),
+        criteria,
         tokenizer,
         cache,
         prefix_allowed_tokens_fn,

@@ -123,23 +123,23 @@ def _write_plain(line: Line, choices: list[Choice], work: Work) -> dict[str, Any
         made["finish_reasons"] = [choice.finish_reason for choice in choices]
     if work.order.logprobs is not None:
         made["logprobs"] = [
-            [[told.token_id, round(told.logprob, 6)] for told in choice.logprobs or []] for choice in choices
+            [[one.token_id, round(one.logprob, 6)] for one in choice.logprobs or []] for choice in choices
         ]
     return {**made, "usage": count_usage(work)}
 
 
 def write_failure(number: int, line: Line | None, error: Exception) -> dict[str, Any]:
     """The line that says why a row has no answer."""
-    told = error.as_openai()["error"] if isinstance(error, RequestError) else {"message": str(error)}
-    return {"line": number, "custom_id": None if line is None else line.custom_id, "error": told}
+    described = error.as_openai()["error"] if isinstance(error, RequestError) else {"message": str(error)}
+    return {"line": number, "custom_id": None if line is None else line.custom_id, "error": described}
 
 
-def follow(work: Work, tell: Callable[[], None], place: int = 0) -> None:
-    """Call `tell` once the last request of a work is done, from the thread that ends it."""
+def follow(work: Work, notify: Callable[[], None], place: int = 0) -> None:
+    """Call `notify` once the last request of a work is done, from the thread that ends it."""
     if place == len(work.requests):
-        tell()
+        notify()
     else:
-        work.requests[place].when_done(lambda _: follow(work, tell, place + 1))
+        work.requests[place].when_done(lambda _: follow(work, notify, place + 1))
 
 
 def find_name(model: str) -> str:

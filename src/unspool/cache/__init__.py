@@ -19,8 +19,9 @@ from unspool.cache.contract.capabilities import (
 )
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
+from unspool.cache.entry import CacheKindEntry, KeyShape
 from unspool.cache.files import SavedCache, load_cache, save_cache
-from unspool.cache.kinds import KINDS, CacheKindEntry, KeyShape, find_kind, make_cache, read_options
+from unspool.cache.kinds import KINDS, find_kind, make_cache, read_options
 from unspool.cache.mamba import MambaCache
 from unspool.cache.offload.offloaded import OffloadedCache, OffloadedStaticCache
 from unspool.cache.paged.cache import PagedCache

@@ -227,15 +227,15 @@ def _read_older(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, tor
 
 def _find_inner(config: Any) -> int:
     """Channels of the recurrence; configs of Mamba-2 may give the factor alone."""
-    told = getattr(config, "intermediate_size", None)
-    return int(config.expand * config.hidden_size) if told is None else int(told)
+    given = getattr(config, "intermediate_size", None)
+    return int(config.expand * config.hidden_size) if given is None else int(given)
 
 
 def _find_conv_size(config: Any) -> int:
     """Channels of the convolution: those of the recurrence and, in Mamba-2, those of every group's B and C."""
-    told = getattr(config, "conv_size", None)
-    if told is not None:
-        return int(told)
+    given = getattr(config, "conv_size", None)
+    if given is not None:
+        return int(given)
     inner = _find_inner(config)
     if getattr(config, "model_type", "") != "mamba2":
         return inner

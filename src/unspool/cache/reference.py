@@ -188,7 +188,7 @@ class GrowingSurface(ReferenceSurface):
 
     @abstractmethod
     def join(self, other: Any) -> None:
-        """Take in another cache's rows, after one's own."""
+        """Take in another cache's rows, after its own."""
 
     def crop(self, max_length: int) -> None:
         """Keep the first `max_length` positions; a negative number removes as many from the end."""

@@ -148,10 +148,10 @@ def _read_share(text: str) -> tuple[int, int]:
 def _describe(progress: Progress) -> str:
     left = progress.seconds_left
     speed = progress.num_tokens / max(progress.seconds, 1e-9)
-    told = f"{progress.done:,} of {progress.total:,} lines, {speed:,.0f} tokens/s"
+    text = f"{progress.done:,} of {progress.total:,} lines, {speed:,.0f} tokens/s"
     if progress.failed:
-        told += f", {progress.failed:,} failed"
-    return told if left is None else f"{told}, {_spell_time(left)} left"
+        text += f", {progress.failed:,} failed"
+    return text if left is None else f"{text}, {_spell_time(left)} left"
 
 
 def _spell_time(seconds: float) -> str:
@@ -162,10 +162,10 @@ def _spell_time(seconds: float) -> str:
 
 def _sum_up(progress: Progress, output: str, is_whole: bool) -> str:
     new = progress.done - progress.num_before
-    told = f"{new:,} lines in {_spell_time(progress.seconds)}, {progress.num_tokens:,} tokens"
-    told += f" ({progress.num_tokens / max(progress.seconds, 1e-9):,.0f} a second), in {output}"
+    text = f"{new:,} lines in {_spell_time(progress.seconds)}, {progress.num_tokens:,} tokens"
+    text += f" ({progress.num_tokens / max(progress.seconds, 1e-9):,.0f} a second), in {output}"
     if progress.failed:
-        told += f"; {progress.failed:,} failed: {output}.errors"
+        text += f"; {progress.failed:,} failed: {output}.errors"
     if not is_whole:
-        told += f"; {progress.total - progress.done:,} are left: the same command goes on"
-    return told
+        text += f"; {progress.total - progress.done:,} are left: the same command goes on"
+    return text

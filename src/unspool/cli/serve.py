@@ -70,8 +70,8 @@ def _add_address(parser: Parser) -> None:
 
 def _add_limits(parser: Parser) -> None:
     group = parser.add_argument_group("limits")
-    for name, told in _LIMITS.items():
-        group.add_argument(f"--max-{name.replace('_', '-')}", dest=f"limit:{name}", metavar="N", help=told)
+    for name, meaning in _LIMITS.items():
+        group.add_argument(f"--max-{name.replace('_', '-')}", dest=f"limit:{name}", metavar="N", help=meaning)
     group.add_argument(
         "--drain-seconds", metavar="N", type=float, default=60.0, help="That SIGTERM lets requests end in. [60]"
     )

@@ -83,12 +83,12 @@ def _add_speech_options(parser: Parser) -> None:
         "--condition-on-prev-tokens", action="store_true", default=None, help="Let a window read the text before it."
     )
     speech.add_argument("--batch-size", metavar="N", type=int, help="Files that are read at the same time. [8]")
-    for name, told in (
+    for name, meaning in (
         ("compression-ratio", "A text that repeats itself more is refused. [1.35]"),
         ("logprob", "A less likely text is refused. [-1]"),
         ("no-speech", "Above this probability, a refused text is taken for silence. [0.6]"),
     ):
-        speech.add_argument(f"--{name}-threshold", metavar="X", help=f"{told} none: off.")
+        speech.add_argument(f"--{name}-threshold", metavar="X", help=f"{meaning} none: off.")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -139,11 +139,11 @@ class PendingLogprobs:
 
     def read(self) -> list[TokenLogprob]:
         """The log-probabilities, once they are there."""
-        told = []
+        found = []
         for token, value, *top in self._values.read().tolist():
             half = len(top) // 2
-            told.append(TokenLogprob(int(token), value, tuple(zip(map(int, top[:half]), top[half:], strict=True))))
-        return told
+            found.append(TokenLogprob(int(token), value, tuple(zip(map(int, top[:half]), top[half:], strict=True))))
+        return found
 
 
 def fetch_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> PendingLogprobs:

@@ -71,9 +71,9 @@ def read_error(message: str) -> str:
 
 
 def _refuse(source: GrammarSource, message: str) -> SettingError:
-    told = read_error(message)
+    reason = read_error(message)
     where = ""
     if source.schema:
-        path = find_path(json.loads(source.schema), told)
+        path = find_path(json.loads(source.schema), reason)
         where = f" (at {path})" if path != "#" else ""
-    return SettingError(f"`{source.setting}` can't be kept{where}: {told}")
+    return SettingError(f"`{source.setting}` can't be kept{where}: {reason}")

@@ -49,8 +49,8 @@ def _limit_memory(more: int) -> None:
         return
 
 
-def _answer(told: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
+def _answer(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 

@@ -264,8 +264,8 @@ def _step(
 def check_state(state: MatcherState) -> None:
     """Raise if a grammar has given up: its text has become too complex for the limits."""
     if not state.is_broken and state.matcher.is_error():
-        told = read_error(state.matcher.get_error())
+        reason = read_error(state.matcher.get_error())
         raise SettingError(
-            f"`{state.grammar.source.setting}` became too complex after {len(state.tokens)} tokens: {told}; use a "
+            f"`{state.grammar.source.setting}` became too complex after {len(state.tokens)} tokens: {reason}; use a "
             "simpler pattern or fewer alternatives"
         )

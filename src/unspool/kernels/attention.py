@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+
+from unspool.kernels.presence import runs_kernels
+
+_FEWEST_TOKENS: Final = 1024  # of a prompt, for a kernel of ours
 
 
 def attend(
@@ -72,7 +76,15 @@ def _attend_beside_sinks(
 def _attend_fused(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, **settings: Any
 ) -> torch.Tensor:
-    """torch's own attention, on a GPU without cuDNN's, which spends 60 ms on a new plan for every new length."""
+    """torch's own attention, on a GPU without cuDNN's, which spends 60 ms on a new plan for every new length.
+
+    Long prompts have a kernel of ours on Hopper GPUs.
+    """
+    if mask is None and settings.get("is_causal") and _is_long(queries):
+        from unspool.kernels.gpu.attention.prompt_attention import attend_prompt, can_attend_prompt
+
+        if can_attend_prompt(queries, keys, values):
+            return attend_prompt(queries, keys, values, settings["scale"])
     if not queries.is_cuda or torch.compiler.is_compiling() or not _has_cudnn():
         return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -80,6 +92,13 @@ def _attend_fused(
         return F.scaled_dot_product_attention(queries, keys, values, mask, **settings)
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def _is_long(queries: torch.Tensor) -> bool:
+    """Whether queries are so many that a kernel of ours is worth its compilation."""
+    if queries.shape[2] < _FEWEST_TOKENS or not runs_kernels(queries.device) or torch.compiler.is_compiling():
+        return False
+    return not (torch.is_grad_enabled() and queries.requires_grad)
 
 
 def _has_cudnn() -> bool:

@@ -39,8 +39,8 @@ def find_link(package: str, version: str, *, is_source: bool = False) -> Package
     What pip alone knows (its files of settings, credentials, other sources) is left to pip, which fetches wheels. A
     source archive is never given to pip, because pip runs code in it.
     """
-    told = ("PIP_NO_INDEX",) if is_source else ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE", "PIP_CERT")
-    if any(os.environ.get(name) for name in told):
+    names = ("PIP_NO_INDEX",) if is_source else ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE", "PIP_CERT")
+    if any(os.environ.get(name) for name in names):
         return None
     page = f"{name_index()}/{package}/"
     starts = tuple(f"{name}-{version}" for name in {package.replace("-", "_"), package})

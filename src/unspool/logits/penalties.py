@@ -62,8 +62,8 @@ class SeenTokensProcessor(LogitsProcessor):
         from unspool.kernels.gpu.sampling.seen import penalise  # Triton is imported where a GPU is used
 
         ignored = None if self._ignored is None else self._ignored.column(scores, torch.int64)
-        told = {"pads": pads, "starts": starts, "ignored": ignored}
-        return penalise(scores, input_ids, penalty, **told, kind=kind)
+        masks = {"pads": pads, "starts": starts, "ignored": ignored}
+        return penalise(scores, input_ids, penalty, **masks, kind=kind)
 
     def _find_seen(
         self, input_ids: torch.Tensor, pads: torch.Tensor | None, starts: torch.Tensor | None

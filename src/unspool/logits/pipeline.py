@@ -79,18 +79,28 @@ def _make(entry: ProcessorEntry, build: Build) -> LogitsProcessor:
 
 
 def _replace_by_custom(made: list[tuple[ProcessorEntry, LogitsProcessor]], context: Context) -> list[LogitsProcessor]:
-    """The caller's processors after the others; one of a type that the model's settings make takes its place."""
-    own = {type(processor): processor for processor in context.custom}
+    """The caller's processors after the others; one of a type that the model's settings make takes its place.
+
+    One of transformers' takes it also from a setting of the call, as it does there.
+    """
     for processor in context.custom:
         if not callable(processor):
             raise SettingError(f"logits_processor holds a {type(processor).__name__}, which can't be called")
+    own = {_find_kind(processor): processor for processor in context.custom}
     result: list[LogitsProcessor] = []
     for entry, processor in made:
-        if type(processor) in own and entry.setting in context.asked:
+        custom = own.get(type(processor).__name__, processor)
+        if custom is not processor and type(custom) is type(processor) and entry.setting in context.asked:
             raise SettingError(
                 f"`{entry.setting}` and a {type(processor).__name__} among the logits_processor ask for the same "
                 "thing twice; give one of them"
             )
-        result.append(own.get(type(processor), processor))
+        result.append(custom)
     placed = {id(processor) for processor in result}
     return result + [processor for processor in context.custom if id(processor) not in placed]
+
+
+def _find_kind(processor: LogitsProcessor) -> str | None:
+    """The name of a processor's class, which ours and transformers' share; None for any other."""
+    kind = type(processor)
+    return kind.__name__ if kind.__module__.split(".")[0] in ("unspool", "transformers") else None

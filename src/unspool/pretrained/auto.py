@@ -122,12 +122,12 @@ class AutoTokenizer(Auto):
             location.name, revision=location.revision, offline=location.offline, hub=location.hub
         )
         file = path / "tokenizer_config.json"
-        told = read_json_object(file, MAX_CONFIG_BYTES, is_strict=False) if file.is_file() else {}
+        config = read_json_object(file, MAX_CONFIG_BYTES, is_strict=False) if file.is_file() else {}
         tokenizer.name_or_path = str(pretrained_model_name_or_path)
-        tokenizer.padding_side = applied.pop("padding_side", None) or _read_side(told, "padding_side")
-        tokenizer.truncation_side = applied.pop("truncation_side", None) or _read_side(told, "truncation_side")
+        tokenizer.padding_side = applied.pop("padding_side", None) or _read_side(config, "padding_side")
+        tokenizer.truncation_side = applied.pop("truncation_side", None) or _read_side(config, "truncation_side")
         longest = applied.pop("model_max_length", None)
-        tokenizer.model_max_length = read_longest(told.get("model_max_length") if longest is None else longest)
+        tokenizer.model_max_length = read_longest(config.get("model_max_length") if longest is None else longest)
         cleans = applied.pop("clean_up_tokenization_spaces", None)
         if cleans is not None:
             tokenizer.clean_up_tokenization_spaces = bool(cleans)
@@ -146,8 +146,8 @@ class AutoTokenizer(Auto):
         return tokenizer
 
 
-def _read_side(told: Mapping[str, Any], name: str) -> Any:
-    return told[name] if told.get(name) in ("left", "right") else "right"
+def _read_side(config: Mapping[str, Any], name: str) -> Any:
+    return config[name] if config.get(name) in ("left", "right") else "right"
 
 
 def _set_prefix_space(backend: tokenizers.Tokenizer, is_on: bool) -> None:

@@ -43,18 +43,18 @@ def read_quantization(config: Any) -> BitsAndBytesConfig | None:
     """A quantization_config as ours: our class, transformers' (by its `to_dict`), or a dict."""
     if config is None or isinstance(config, BitsAndBytesConfig):
         return config
-    told = config.to_dict() if hasattr(config, "to_dict") else config
-    if not isinstance(told, Mapping):
+    given = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(given, Mapping):
         raise SettingError(f"quantization_config is a {type(config).__name__}; give a BitsAndBytesConfig or a dict")
-    method = getattr(told.get("quant_method"), "value", told.get("quant_method"))
+    method = getattr(given.get("quant_method"), "value", given.get("quant_method"))
     if method not in (None, "bitsandbytes"):
         raise UnsupportedError(
             f"quantization_config asks for {excerpt(method)}; matrices are quantised to 8 or 4 bits: give "
             "BitsAndBytesConfig(load_in_4bit=True), or quantize='int4'"
         )
-    for name, value in told.items():
+    for name, value in given.items():
         if name in _UNBUILT and value not in (None, False, []):
             raise UnsupportedError(f"quantization_config has {name}={excerpt(value)}: {_UNBUILT[name]}; leave it out")
         if name not in _NAMES and name not in _UNBUILT and name not in _OTHERS:
             raise SettingError(f"quantization_config has {name!r:.80}, which is not known")
-    return BitsAndBytesConfig(**{name: told[name] for name in _NAMES if name in told})
+    return BitsAndBytesConfig(**{name: given[name] for name in _NAMES if name in given})

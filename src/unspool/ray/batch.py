@@ -148,5 +148,5 @@ def read_failure(error: Exception) -> UnspoolError:
         cause = cause.cause
     if isinstance(cause, UnspoolError) and not isinstance(cause, EngineError):
         return cause
-    told = str(cause).strip().splitlines() or [type(error).__name__]
-    return EngineError(f"Ray has ended the job: {excerpt(told[-1], 500)}. What is written stays; start it again")
+    lines = str(cause).strip().splitlines() or [type(error).__name__]
+    return EngineError(f"Ray has ended the job: {excerpt(lines[-1], 500)}. What is written stays; start it again")

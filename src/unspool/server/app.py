@@ -99,9 +99,9 @@ async def _answer_refusal(_: Request, error: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> Response:
     """Starlette's own errors: no such route, a method that a route does not have."""
     assert isinstance(error, HTTPException)
-    told = {404: f"there is no {request.url.path[:128]!r} here; /openapi.json lists the routes"}
-    told[405] = f"{request.method} is not a method of {request.url.path[:128]!r}"
-    refused = RequestError(error.status_code, told.get(error.status_code, error.detail))
+    reasons = {404: f"there is no {request.url.path[:128]!r} here; /openapi.json lists the routes"}
+    reasons[405] = f"{request.method} is not a method of {request.url.path[:128]!r}"
+    refused = RequestError(error.status_code, reasons.get(error.status_code, error.detail))
     return JsonResponse(refused.as_openai(), refused.status, error.headers)
 
 

@@ -81,11 +81,11 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
     text, logprobs = choice.text, None
     echoed = _echo(reply, choice.prompt_ids) if order.echo else ""
     if order.logprobs is not None and choice.logprobs is not None:
-        told: list[Any] = list(choice.logprobs)
+        listed: list[Any] = list(choice.logprobs)
         ids = [one.token_id for one in choice.logprobs]
         if order.echo and choice.prompt_logprobs is not None:
-            told, ids = [*choice.prompt_logprobs, *told], [*choice.prompt_ids, *ids]
-        logprobs = texts.write_completion(told, ids, order.logprobs, 0)
+            listed, ids = [*choice.prompt_logprobs, *listed], [*choice.prompt_ids, *ids]
+        logprobs = texts.write_completion(listed, ids, order.logprobs, 0)
     made = {
         "index": choice.index,
         "text": echoed + text,
@@ -103,8 +103,8 @@ def _write_delta(reply: Reply, delta: Delta, offsets: dict[int, int]) -> dict[st
     order, logprobs = reply.order, None
     text, ids = ("", []) if order.writes_nothing else (delta.text, delta.token_ids)
     if order.logprobs is not None and delta.logprobs and not order.writes_nothing:
-        told = [one.token_id for one in delta.logprobs]
-        logprobs = reply.texts.write_completion(delta.logprobs, told, order.logprobs, offsets.get(delta.index, 0))
+        scored = [one.token_id for one in delta.logprobs]
+        logprobs = reply.texts.write_completion(delta.logprobs, scored, order.logprobs, offsets.get(delta.index, 0))
         offsets[delta.index] = offsets.get(delta.index, 0) + sum(map(len, logprobs["tokens"]))
     reason = "length" if order.writes_nothing and delta.finish_reason else delta.finish_reason
     made = {"index": delta.index, "text": text, "logprobs": logprobs, "finish_reason": reason}

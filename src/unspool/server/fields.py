@@ -298,8 +298,8 @@ def _check_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
         if isinstance(value, kind) and (kind is not int or not isinstance(value, bool)):
             return
     if not is_one_of(value, listed):
-        told = [kind.__name__ for kind in wanted] + [repr(one) for one in listed]
-        raise refuse_field(name, f"`{name}` must be {' or '.join(told)}, but is {excerpt(value)}", "invalid_type")
+        allowed = [kind.__name__ for kind in wanted] + [repr(one) for one in listed]
+        raise refuse_field(name, f"`{name}` must be {' or '.join(allowed)}, but is {excerpt(value)}", "invalid_type")
 
 
 def _refuse_unknown(name: str, table: Mapping[str, Field]) -> RequestError:

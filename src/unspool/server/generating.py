@@ -90,11 +90,11 @@ def _submit(
 
 
 def _explain(error: Exception, record: RequestRecord) -> RequestError:
-    told = read_error(error)
-    if told.status == 500:
+    refused = read_error(error)
+    if refused.status == 500:
         record.error = type(error).__name__
         record.bug = error
-    return told
+    return refused
 
 
 async def _guard(dialect: Dialect, reply: Reply, work: Work, record: RequestRecord) -> AsyncIterator[bytes]:
@@ -103,9 +103,9 @@ async def _guard(dialect: Dialect, reply: Reply, work: Work, record: RequestReco
         async for event in dialect.events(reply, work):
             yield event
     except Exception as error:
-        told = _explain(error, record)
-        record.error = record.error or told.code
-        yield dialect.write_late_error(told)
+        refused = _explain(error, record)
+        record.error = record.error or refused.code
+        yield dialect.write_late_error(refused)
 
 
 def _note(state: ServerState, record: RequestRecord, work: Work) -> None:

@@ -143,8 +143,8 @@ def _read_message(message: Any, where: str) -> list[dict[str, Any]]:
             function = {"name": part.get("name"), "arguments": part.get("input") or {}}
             calls.append({"id": part.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            told = join_parts(part.get("content"), where)
-            results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": told})
+            result = join_parts(part.get("content"), where)
+            results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": result})
         else:
             texts.append(part)
     made = list(results)

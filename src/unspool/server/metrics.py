@@ -37,9 +37,9 @@ class Histogram:
             if value <= bound:
                 self.counts[place] += 1
 
-    def write(self, name: str, told: str) -> Iterator[str]:
+    def write(self, name: str, meaning: str) -> Iterator[str]:
         """The lines of the page."""
-        yield f"# HELP {name} {told}"
+        yield f"# HELP {name} {meaning}"
         yield f"# TYPE {name} histogram"
         for bound, count in zip(self.bounds, self.counts, strict=True):
             yield f'{name}_bucket{{le="{bound}"}} {count}'
@@ -86,9 +86,9 @@ class Metrics:
     def _write_engines(self, models: Models) -> Iterator[str]:
         stats = [(_escape(one.name), one.engine.stats) for one in models.all if one.engine is not None]
         for kind, listed in (("gauge", _GAUGES), ("counter", _COUNTS)):
-            for name, told in listed:
+            for name, meaning in listed:
                 full = f"unspool_engine_{name}" + ("_total" if kind == "counter" else "")
-                yield f"# HELP {full} {told}"
+                yield f"# HELP {full} {meaning}"
                 yield f"# TYPE {full} {kind}"
                 for model, stat in stats:
                     yield f'{full}{{model="{model}"}} {getattr(stat, name):g}'

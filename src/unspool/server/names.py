@@ -13,8 +13,8 @@ from unspool.config.parameters import LARGEST_LOGPROBS, PARAMETERS
 from unspool.server.fields import OFF, SAME, Field, FieldTable, Json, make_string
 
 
-def _own(name: str, kind: Kind, told: str, default: Any = None, **more: Any) -> Parameter:
-    return Parameter(name, default, kind, "output", told, **more)
+def _own(name: str, kind: Kind, description: str, default: Any = None, **more: Any) -> Parameter:
+    return Parameter(name, default, kind, "output", description, **more)
 
 
 def _alias(name: str, setting: str, **more: Any) -> Field:
@@ -34,13 +34,13 @@ def _alias(name: str, setting: str, **more: Any) -> Field:
 
 
 def _length(name: str, least: int) -> Field:
-    told = "The most tokens to write. Without it: 16 in completions, else what the context and the server allow."
-    made = _own(name, "integer", told, at_least=least, at_most=LARGEST_COUNT)
+    description = "The most tokens to write. Without it: 16 in completions, else what the context and the server allow."
+    made = _own(name, "integer", description, at_least=least, at_most=LARGEST_COUNT)
     return Field(made, "setting", "max_new_tokens", neutral=(-1,))
 
 
-def _idle(name: str, kind: Kind, why: str, told: str = "", **more: Any) -> Field:
-    return Field(_own(name, kind, told, **more), "without effect", why=why)
+def _idle(name: str, kind: Kind, why: str, description: str = "", **more: Any) -> Field:
+    return Field(_own(name, kind, description, **more), "without effect", why=why)
 
 
 def _refused(name: str, why: str, *neutral: Any) -> Field:

@@ -96,12 +96,12 @@ def describe_routes() -> dict[str, Any]:
     """The page."""
     failures = {code: {"$ref": "#/components/responses/error"} for code in _ERRORS}
     paths: dict[str, Any] = {}
-    for path, told in _GETS.items():
-        paths[path] = {"get": {"summary": told, "responses": {"200": {"description": "OK"}, **failures}}}
-    for path, (told, describe) in _BODIES.items():
+    for path, summary in _GETS.items():
+        paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "OK"}, **failures}}}
+    for path, (summary, describe) in _BODIES.items():
         paths[path] = {
             "post": {
-                "summary": told,
+                "summary": summary,
                 "requestBody": {"required": True, "content": {"application/json": {"schema": describe()}}},
                 "responses": {"200": {"description": "OK"}, **failures},
             }

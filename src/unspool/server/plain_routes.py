@@ -33,8 +33,8 @@ class PlainRoutes:
         """200 while every engine works."""
         failed = [one.name for one in self._state.models.all if one.has_failed]
         if failed:
-            told = {"status": "failed", "message": f"the engine of {', '.join(failed)} has stopped by a fault"}
-            return JsonResponse(told, 503)
+            body = {"status": "failed", "message": f"the engine of {', '.join(failed)} has stopped by a fault"}
+            return JsonResponse(body, 503)
         return JsonResponse({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:

@@ -60,8 +60,8 @@ class ResponseDialect:
         async for deltas in work.deltas():
             for delta in deltas:
                 if delta.text or delta.logprobs:
-                    told = [] if reply.order.logprobs is None else _write_logprobs(reply, delta.logprobs)
-                    for event in writer.add_text(delta.text, told):
+                    logprobs = [] if reply.order.logprobs is None else _write_logprobs(reply, delta.logprobs)
+                    for event in writer.add_text(delta.text, logprobs):
                         yield event
                 for call in delta.calls:
                     for event in writer.add_call(call):
@@ -76,8 +76,8 @@ class ResponseDialect:
 
     def write_late_error(self, error: RequestError) -> bytes:
         """An error after a stream's beginning."""
-        told = {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
-        return frame(told, "error")
+        body = {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
+        return frame(body, "error")
 
 
 class _Writer:
@@ -193,8 +193,8 @@ def _write_response(reply: Reply, work: Work, status: str, output: list[dict[str
 
 
 def _write_message(reply: Reply, choice: Choice, status: str) -> dict[str, Any]:
-    told = [] if choice.logprobs is None else _write_logprobs(reply, choice.logprobs)
-    part = _write_part(choice.text, told)
+    logprobs = [] if choice.logprobs is None else _write_logprobs(reply, choice.logprobs)
+    part = _write_part(choice.text, logprobs)
     name = f"msg_{uuid.uuid4().hex}"
     return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
@@ -203,8 +203,8 @@ def _write_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _write_logprobs(reply: Reply, told: Any) -> list[dict[str, Any]]:
-    written: list[dict[str, Any]] = reply.texts.write_chat(told, reply.order.logprobs or 0)["content"]
+def _write_logprobs(reply: Reply, logprobs: Any) -> list[dict[str, Any]]:
+    written: list[dict[str, Any]] = reply.texts.write_chat(logprobs, reply.order.logprobs or 0)["content"]
     return written
 
 

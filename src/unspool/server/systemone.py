@@ -104,8 +104,8 @@ async def _score(
     order = _order(target, [[*question.prompt, label] for label in labels], settings, tenant)
     work = await asyncio.to_thread(Work, engine, order, target.lm.tokenizer)
     try:
-        told: list[TokenLogprob | None] = [(choice.prompt_logprobs or [None])[-1] for choice in await work.choices()]
-        return {label: -math.inf if one is None else one.logprob for label, one in zip(labels, told, strict=True)}
+        found: list[TokenLogprob | None] = [(choice.prompt_logprobs or [None])[-1] for choice in await work.choices()]
+        return {label: -math.inf if one is None else one.logprob for label, one in zip(labels, found, strict=True)}
     finally:
         work.close()
 
@@ -172,15 +172,15 @@ def _read_question(
     kind = given.get("type") if isinstance(given, dict) else None
     if kind not in ("choice", "score", "noul") or set(given) - {"type", "instructions", "criteria"}:
         raise refuse_field(where, f"{where} is {{type: choice | score | noul, instructions, criteria}}")
-    options, told = _read_criteria(kind, given.get("criteria"), where)
+    options, meanings = _read_criteria(kind, given.get("criteria"), where)
     labels = _find_labels(kind, len(options), target)
-    text = _write_prompt(kind, state, given.get("instructions"), options, told, [label for label, _ in labels])
+    text = _write_prompt(kind, state, given.get("instructions"), options, meanings, [label for label, _ in labels])
     messages = [] if system is None else [{"role": "system", "content": _write(system)}]
     messages.append({"role": "user", "content": text})
     prompt = render_chat(target, messages, variables=variables)
     if target.context is not None and len(prompt) + 2 > target.context:
         raise refuse_field("state", f"the prompt has {len(prompt)} tokens, more than the model's context holds")
-    return Question(name, kind, prompt, options, [token for _, token in labels], told)
+    return Question(name, kind, prompt, options, [token for _, token in labels], meanings)
 
 
 def _read_criteria(kind: str, given: Any, where: str) -> tuple[list[str], list[str]]:
@@ -195,8 +195,8 @@ def _read_criteria(kind: str, given: Any, where: str) -> tuple[list[str], list[s
         shape = "an object of options" if kind == "choice" else "a list of levels, from the lowest"
         raise refuse_field(where, f"{where}: the criteria of a {kind} are {shape}, 1 to {MOST_OPTIONS}")
     if kind == "choice":
-        return [str(name) for name in given], [_write(told) for told in given.values()]
-    return [str(place) for place in range(len(given))], [_write(told) for told in given]
+        return [str(name) for name in given], [_write(meaning) for meaning in given.values()]
+    return [str(place) for place in range(len(given))], [_write(meaning) for meaning in given]
 
 
 def _write(value: Any) -> str:
@@ -216,11 +216,11 @@ def _find_labels(kind: str, count: int, target: Target) -> list[tuple[str, int]]
     raise RequestError(400, "this model's vocabulary has no letters of one token each, which answers need")
 
 
-def _write_prompt(kind: str, state: Any, asked: Any, options: list[str], told: list[str], labels: list[str]) -> str:
+def _write_prompt(kind: str, state: Any, asked: Any, options: list[str], meanings: list[str], labels: list[str]) -> str:
     lines = [_write(state), ""]
     if asked is not None:
         lines.append(_write(asked))
-    for label, option, meaning in zip(labels, options, told, strict=True):
+    for label, option, meaning in zip(labels, options, meanings, strict=True):
         if kind == "noul" and label in ("Yes", "No"):
             lines += [f"{label}: {meaning}"] if meaning else []
         else:

@@ -23,9 +23,9 @@ class TokenTexts(token_texts.TokenTexts):
         return "" if self._tokenizer is None else self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     # --- log-probabilities ---------------------------------------------------------------------------------------
-    def write_chat(self, told: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
+    def write_chat(self, logprobs: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
         """The form of chats."""
-        return {"content": [self._write_token(one, num_top) for one in told], "refusal": None}
+        return {"content": [self._write_token(one, num_top) for one in logprobs], "refusal": None}
 
     def _write_token(self, one: TokenLogprob, num_top: int) -> dict[str, Any]:
         top = [self._write_entry(token, logprob) for token, logprob in one.top[:num_top]]
@@ -36,11 +36,11 @@ class TokenTexts(token_texts.TokenTexts):
         return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(spelled)}
 
     def write_completion(
-        self, told: Sequence[TokenLogprob | None], ids: Sequence[int], num_top: int, offset: int
+        self, given: Sequence[TokenLogprob | None], ids: Sequence[int], num_top: int, offset: int
     ) -> dict[str, Any]:
         """The form of completions; the first token of a prompt has no probability. `offset`: where the text begins."""
         tokens, logprobs, tops, offsets = [], [], [], []
-        for token, one in zip(ids, told, strict=True):
+        for token, one in zip(ids, given, strict=True):
             text = self.find(token)[0]
             tokens.append(text)
             logprobs.append(None if one is None else max(one.logprob, LOWEST))
@@ -54,9 +54,9 @@ class TokenTexts(token_texts.TokenTexts):
         found.setdefault(self.find(one.token_id)[0], max(one.logprob, LOWEST))
         return found
 
-    def write_prompt(self, told: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+    def write_prompt(self, logprobs: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
         """vLLM's form of a prompt's log-probabilities."""
-        return [None if one is None else self._write_ranked(one) for one in told]
+        return [None if one is None else self._write_ranked(one) for one in logprobs]
 
     def _write_ranked(self, one: TokenLogprob) -> dict[str, Any]:
         pairs = dict(one.top) | {one.token_id: one.logprob}

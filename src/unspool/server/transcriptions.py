@@ -66,10 +66,10 @@ class AudioRoutes:
                     kept = stack.pop_all()
                     return EventStream(events, kept.close, ping_seconds=state.options.ping_seconds)
                 work = asyncio.to_thread(_transcribe, lm, sound, settings, lock)
-                told = await until_gone(request, work)
+                found = await until_gone(request, work)
             except Exception as error:
                 raise read_error(error) from error
-            return write_transcription(told, form, served)
+            return write_transcription(found, form, served)
 
     async def _read_form(self, request: Request) -> tuple[bytes, dict[str, list[str]]]:
         """The sound and the fields of a form."""
@@ -146,8 +146,8 @@ def _read_setting(name: str, text: str) -> Any:
 
 def _transcribe(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Transcription:
     with lock:
-        told: Transcription = lm.transcribe(io.BytesIO(sound), **settings)
-        return told
+        transcription: Transcription = lm.transcribe(io.BytesIO(sound), **settings)
+        return transcription
 
 
 def _segments(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Iterator[Segment]:
@@ -168,23 +168,23 @@ async def _stream(segments: Iterator[Segment]) -> AsyncIterator[bytes]:
         yield frame({"type": "error", **read_error(error).as_openai()})
 
 
-def write_transcription(told: Transcription, form: str, served: Served) -> Response:
+def write_transcription(transcription: Transcription, form: str, served: Served) -> Response:
     """A transcription in the format that was asked for."""
-    usage = {"type": "duration", "seconds": max(1, round(told.duration))}
+    usage = {"type": "duration", "seconds": max(1, round(transcription.duration))}
     if form == "text":
-        return PlainTextResponse(told.text + "\n")
+        return PlainTextResponse(transcription.text + "\n")
     if form in ("srt", "vtt"):
-        text = (write_srt if form == "srt" else write_vtt)(told)
+        text = (write_srt if form == "srt" else write_vtt)(transcription)
         return PlainTextResponse(text, media_type="text/vtt" if form == "vtt" else "text/plain")
     if form == "json":
-        return JsonResponse({"text": told.text, "usage": usage})
-    words = [word for segment in told.segments for word in segment.words or ()]
+        return JsonResponse({"text": transcription.text, "usage": usage})
+    words = [word for segment in transcription.segments for word in segment.words or ()]
     made: dict[str, Any] = {
         "task": "transcribe",
-        "language": told.language or "en",
-        "duration": told.duration,
-        "text": told.text,
-        "segments": [_write_segment(place, segment) for place, segment in enumerate(told.segments)],
+        "language": transcription.language or "en",
+        "duration": transcription.duration,
+        "text": transcription.text,
+        "segments": [_write_segment(place, segment) for place, segment in enumerate(transcription.segments)],
         "usage": usage,
         "model": served.name,
     }

@@ -132,11 +132,11 @@ class Work:
         for request in self.requests:
             done = loop.create_future()
 
-            def tell(_: Request, done: asyncio.Future[None] = done) -> None:
+            def notify(_: Request, done: asyncio.Future[None] = done) -> None:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(_resolve, done)
 
-            request.when_done(tell)
+            request.when_done(notify)
             await done
         try:
             return self._list_choices([request.result() for request in self.requests])
@@ -163,7 +163,7 @@ class Work:
         if len(rows) == 1:
             return rows * order.num_choices
         if len(rows) > order.num_choices and result.logprobs is not None:
-            means = [_find_mean(told) for told in result.logprobs]
+            means = [_find_mean(logprobs) for logprobs in result.logprobs]
             rows.sort(key=lambda row: -means[row])
         return rows[: order.num_choices]
 
@@ -184,9 +184,9 @@ class Work:
         reason = result.finish_reasons[row]
         if order.writes_nothing:
             text, ids, reason, logprobs = "", [], "length", None if logprobs is None else []
-        told = None if result.prompt_logprobs is None else result.prompt_logprobs[0]
+        prompt_logprobs = None if result.prompt_logprobs is None else result.prompt_logprobs[0]
         stop = self._find_stop(reason, ids)
-        return Choice(index, text, ids, reason, logprobs, calls, stop, order.prompts[place], told)
+        return Choice(index, text, ids, reason, logprobs, calls, stop, order.prompts[place], prompt_logprobs)
 
     def _find_stop(self, reason: str | None, ids: Sequence[int]) -> str | None:
         """The stop string that a text ended with: the one that comes first in it."""
@@ -292,5 +292,5 @@ def _resolve(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-def _find_mean(told: list[TokenLogprob]) -> float:
-    return math.fsum(one.logprob for one in told) / max(1, len(told))
+def _find_mean(logprobs: list[TokenLogprob]) -> float:
+    return math.fsum(one.logprob for one in logprobs) / max(1, len(logprobs))

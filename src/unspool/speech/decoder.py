@@ -193,13 +193,13 @@ class WindowDecoder:
     def make_rules(self, num_prompt: int) -> WhisperTimeStampLogitsProcessor:
         """The rules of timestamps for texts after a prompt of so many tokens."""
         markers = self.markers
-        told = SimpleNamespace(
+        config = SimpleNamespace(
             no_timestamps_token_id=markers.no_timestamps,
             eos_token_id=markers.ends[0] if markers.ends else markers.pad,
             bos_token_id=markers.start,
             max_initial_timestamp_index=markers.first_limit,
         )
-        return WhisperTimeStampLogitsProcessor(told, begin_index=num_prompt)
+        return WhisperTimeStampLogitsProcessor(config, begin_index=num_prompt)
 
     # --- times ----------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -211,8 +211,8 @@ class WindowDecoder:
                 "return_timestamps=True for times of segments"
             )
         whole = written.prompt + written.ended
-        told = self._read(_pick(encoded, [row]), [whole[:-1]], Want("all", attentions=True))
-        attentions = [layer[0] for layer in told.cross_attentions]
+        forward = self._read(_pick(encoded, [row]), [whole[:-1]], Want("all", attentions=True))
+        attentions = [layer[0] for layer in forward.cross_attentions]
         times = find_times(attentions, self.markers.alignment_heads, len(written.prompt), num_positions)
         # The last token is not read by the model any more: it has the time of the one before.
         written.times = [*times, times[-1]] if times else [0.0] * len(written.ended)

@@ -83,7 +83,7 @@ _SIDES: Final = ("single", "pair")
 
 def _name_part(item: Any, known: set[str], chosen: str) -> str:
     """A part of a template in the form in which templates are written."""
-    kind, told = next(iter(item.items()))
+    kind, part = next(iter(item.items()))
     if kind == "Sequence":
-        return f"${told['id']}:{told['type_id']}"
-    return chosen if told["id"] in known else str(told["id"])
+        return f"${part['id']}:{part['type_id']}"
+    return chosen if part["id"] in known else str(part["id"])

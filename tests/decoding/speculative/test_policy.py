@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,8 @@ def test_schedules() -> None:
     assert heuristic.choose([99]) == [1] and heuristic.choose([0]) == [0]
     heuristic.observe(turn([0], [0]))  # nothing was drafted: nothing is learned
     assert heuristic.choose([99]) == [1]
+    heuristic.observe(replace(turn([0], [0]), reads_prompt=True))
+    assert heuristic.choose([99]) == [3]
 
 
 def test_the_threshold_goes_where_it_would_have_cost_least() -> None:

@@ -16,7 +16,7 @@ from unspool.errors import SettingError
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # GPTBigCode's own
 
 NEW = {"max_new_tokens": 8, "eos_token_id": None}
-ALIGNED = {"bloom", "mpt", "gpt_neo"}  # no 4-D masks, or no positions a row
+ALIGNED = {"bloom", "mpt", "gpt_neo", "imagegpt"}  # no 4-D masks, or no positions a row
 
 
 def inputs_of(name: str) -> dict[str, torch.Tensor]:

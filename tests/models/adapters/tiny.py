@@ -90,6 +90,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen": ("CodeGen", {**SIZES, "rotary_dim": 4}),
     "gpt_bigcode": ("GPTBigCode", SIZES),
     "gpt_neo": ("GPTNeo", {**NEO, "window_size": 5}),
+    "imagegpt": ("ImageGPT", {**SIZES, "vocab_size": 98}),  # the first of whose tokens is never written
     "mpt": ("Mpt", {**MPT, "use_cache": True}),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK),
 }
@@ -116,7 +117,7 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-HEADS = {"GPT2": "GPT2LMHeadModel", "Marian": "MarianMTModel"}
+HEADS = {"GPT2": "GPT2LMHeadModel", "Marian": "MarianMTModel", "ImageGPT": "ImageGPTForCausalImageModeling"}
 
 
 def make(name: str, attention: str | None = None) -> Any:

@@ -34,7 +34,7 @@ def make(pair: Any) -> Decoder:
     model = Decoder(native.spec, native.weights, pair.config, native.device, native.dtype)
     library = model.find_path("library")
     assert isinstance(library, LibraryPath)
-    library.most_tokens = None  # long passes too
+    library.most_float = None  # long passes too
     return model
 
 

@@ -70,7 +70,7 @@ def take_all_passes(model: Decoder) -> Decoder:
     """The model with a library that takes passes of any length: how many pay off differs between machines."""
     library = model.find_path("library")
     assert isinstance(library, LibraryPath)
-    library.most_tokens = None
+    library.most_float = None
     return model
 
 

@@ -81,9 +81,9 @@ class RowChanges(Copyable, Capable):
         return part
 
     def join(self, other: Any) -> None:
-        """Take in the rows of another cache of the same kind, after one's own; the other keeps what it holds.
+        """Take in the rows of another cache of the same kind, after its own; the other keeps what it holds.
 
-        Raises and changes nothing if there is no room for them, or one of the two is amid a trial.
+        Raises and changes nothing if there is no room for them, or one of the two is in a trial.
         """
         self.require(JOIN)
         if type(other) is not type(self):
@@ -96,7 +96,7 @@ class RowChanges(Copyable, Capable):
             self.lengths = [*self.lengths, *other.lengths]
 
     def _join(self, other: Any) -> None:
-        """Store the rows of another cache, which has some, after one's own."""
+        """Store the rows of another cache, which has some, after its own."""
         raise NotImplementedError(f"{type(self).__name__} says that it can join rows")
 
     # --- what it stands on -------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class BlockTable:
         return kept, 0 if other.pool is pool else len(set(_flatten(kept)))
 
     def join(self, other: BlockTable, kept: list[list[int]]) -> None:
-        """Take in rows of another table, after one's own."""
+        """Take in rows of another table, after its own."""
         pool = self.pool
         with pool.lock:
             if other.pool is pool:

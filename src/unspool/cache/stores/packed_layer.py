@@ -257,7 +257,7 @@ class LayerBlocks:
         return made
 
     def join(self, other: LayerBlocks, held: int, rows: int) -> None:
-        """Take in another's first rows, after one's own `held` ones; there is room for as many positions as it has."""
+        """Take in another's first rows, after its own `held` ones; there is room for as many positions as it has."""
         self._take_room(held + rows)
         packed, recent = max(other.num_packed, default=0), min(other.recent.shape[1], self.recent.shape[1])
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):

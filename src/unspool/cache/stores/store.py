@@ -103,7 +103,7 @@ class Store(ABC):
 
     @abstractmethod
     def join(self, other: Any, mine: Sequence[int], theirs: Sequence[int]) -> None:
-        """Take in another store's rows of lengths `theirs` after one's own, or raise and change nothing."""
+        """Take in another store's rows of lengths `theirs` after its own, or raise and change nothing."""
 
     def begin_trial(self, lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
         """Keep from now on what it takes to go back to any length since."""

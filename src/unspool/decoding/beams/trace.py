@@ -82,9 +82,9 @@ class BeamTrace:
         finished: dict[int, float] | None = None,
     ) -> None:
         """Add a step of one prompt."""
-        told = [Candidate(one.token, one.parent, _round(one.sum_logprobs), one.reason) for one in candidates]
+        rounded = [Candidate(one.token, one.parent, _round(one.sum_logprobs), one.reason) for one in candidates]
         scores = {place: _round(score) for place, score in (finished or {}).items()}
-        noted = TraceStep(prompt, step, told, list(kept), group, scores)
+        noted = TraceStep(prompt, step, rounded, list(kept), group, scores)
         if not self.keeps_all:
             self.steps = [one for one in self.steps if (one.prompt, one.group) != (prompt, group)]
         self.steps.append(noted)

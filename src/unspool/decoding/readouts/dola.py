@@ -53,9 +53,9 @@ class Dola(Readout):
 
     def result(self, emitted: Sequence[Sequence[int]]) -> dict[str, Any]:
         """The layer that each emitted token was contrasted with, one list per row of the call."""
-        told: list[list[int]] = [[] for _ in emitted]
+        layers: list[list[int]] = [[] for _ in emitted]
         for numbers, chosen in self._chosen:
             for number, place in zip(numbers, chosen.tolist(), strict=True):
-                if len(told[number]) < len(emitted[number]):  # rows that are done may stay in the batch
-                    told[number].append(self._layers[place])
-        return {"dola_layers": told}
+                if len(layers[number]) < len(emitted[number]):  # rows that are done may stay in the batch
+                    layers[number].append(self._layers[place])
+        return {"dola_layers": layers}

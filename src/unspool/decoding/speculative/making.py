@@ -61,7 +61,9 @@ def remember_length(drafting: Drafting, policy: Policy, model: object) -> None:
     """Leave the length that the schedule "heuristic" came to in the drafting model's own settings, for later calls."""
     config = getattr(model, "generation_config", None)
     if drafting.schedule == "heuristic" and isinstance(policy, Scheduled) and isinstance(config, GenerationConfig):
-        config.num_assistant_tokens = min(policy.num_tokens, MOST_DRAFTED)
+        # An adapter shows a copy of settings that stand somewhere else.
+        keep = getattr(model, "keep_setting", partial(setattr, config))
+        keep("num_assistant_tokens", min(policy.num_tokens, MOST_DRAFTED))
 
 
 def check_processors(processors: LogitsProcessorList) -> None:

@@ -19,6 +19,7 @@ class CheckedTurn:
     num_tokens: int  # emitted, all rows together
     draft_seconds: float
     check_seconds: float
+    reads_prompt: bool = False  # its pass is none that a draft could have saved
 
 
 class Policy(Protocol):
@@ -71,7 +72,11 @@ class Scheduled:
         return list(counts)
 
     def observe(self, turn: CheckedTurn) -> None:
-        """Draft more after a draft that was right to its end, and less after another; one number for all rows."""
-        if self._moves and any(turn.drafted):
+        """Draft more after a draft that was right to its end, and less after another; one number for all rows.
+
+        The prompt's turn counts, with or without a draft: the reference drafts in it, and counts its last turn, which
+        has no room for a draft, in return.
+        """
+        if self._moves and (turn.reads_prompt or any(turn.drafted)):
             is_right = all(a == d for a, d in zip(turn.accepted, turn.drafted, strict=True))
             self.num_tokens = self.num_tokens + 2 if is_right else max(1, self.num_tokens - 1)

@@ -94,11 +94,10 @@ class SpeculativeTurns:
         self.drafter.observe(rows, draft, accepted)
         if check_seconds is None:
             check_seconds = time.perf_counter() - drafted
-        if not is_fresh:  # the prompt's pass is none that a draft could have saved
-            num_tokens = sum(map(len, emitted.tokens.values()))
-            self.policy.observe(
-                CheckedTurn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, check_seconds)
-            )
+        num_tokens = sum(map(len, emitted.tokens.values()))
+        self.policy.observe(
+            CheckedTurn(draft.counts, accepted, sum(is_live), num_tokens, drafted - started, check_seconds, is_fresh)
+        )
         if self.rows_may_leave and emitted.finished:
             self._let_leave()
         return emitted

@@ -157,6 +157,8 @@ class Weighed:
 
     def observe(self, turn: CheckedTurn) -> None:
         """Measure a turn and enter what it won."""
+        if turn.reads_prompt:
+            return
         if turn.num_live != self._num_live:
             self._num_live = turn.num_live
             self._costs.forget()

@@ -58,9 +58,9 @@ class TokenTurns:
         rows.append(tokens)
         emitted = Emitted({}, {})
         if self.record.num_top is not None:
-            told = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)
+            found = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)
             emitted.logprobs = {
-                number: [told[place]] for place, number in enumerate(rows.numbers) if number not in self.reasons
+                number: [found[place]] for place, number in enumerate(rows.numbers) if number not in self.reasons
             }
         return self._tell(new_tokens, emitted)
 

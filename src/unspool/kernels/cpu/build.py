@@ -32,6 +32,7 @@ FLAGS = [
     "-Wall",
     "-Wextra",
 ]
+_AVX512 = [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mavx2", "-mfma", "-mf16c", "-DUS_AVX512"]
 SETS = {
     "aarch64": {
         "neon_dot": ["-march=armv8.2-a+dotprod+fp16", "-DUS_NEON_DOT"],
@@ -39,13 +40,8 @@ SETS = {
     },
     "x86_64": {
         "avx2": ["-mavx2", "-mfma", "-mf16c", "-DUS_AVX2"],
-        "avx512": [
-            *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")),
-            "-mavx2",
-            "-mfma",
-            "-mf16c",
-            "-DUS_AVX512",
-        ],
+        "avx512": _AVX512,
+        "amx": [*_AVX512, "-mamx-tile", "-mamx-bf16", "-DUS_AMX"],
     },
 }
 _ZIG_NAMES = {
@@ -80,6 +76,9 @@ def build(
     """
     name = machine or platform.machine().lower()
     sets = {"plain": [], **SETS.get(NAMES.get(name, name), {})}
+    if "amx" in sets and not _knows(compiler, [*extra, *sets["amx"]]):  # GCC before 11
+        del sets["amx"]
+        extra = (*extra, "-DUS_NO_AMX")
     parts = {part: ("kernels", [*flags, f"-DUS_NAME={part}"]) for part, flags in sets.items()}  # first: they take long
     parts |= {part: (part, []) for part in ("library", "threads", program) if part}
     with tempfile.TemporaryDirectory() as folder:
@@ -99,6 +98,15 @@ def build(
         shutil.copy(made, whole)
         whole.replace(output)
     return output
+
+
+def _knows(compiler: list[str], flags: list[str]) -> bool:
+    """Whether a compiler knows some flags."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "empty.c"
+        source.touch()
+        command = [*compiler, *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _call(command: list[str]) -> None:

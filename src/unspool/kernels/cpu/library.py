@@ -14,7 +14,7 @@ import torch
 
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels.cpu.marks import Marks
-from unspool.kernels.cpu.structures import CJob, CMatrix, CModel, CSteps, point
+from unspool.kernels.cpu.structures import CJob, CMatrix, CModel, CSteps, count_narrow_bytes, point
 
 ABI: Final = 18
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
@@ -63,6 +63,9 @@ class Library:
         handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
+        self.narrows = hasattr(handle, "us_narrow_rows")
+        if self.narrows:
+            handle.us_narrow_rows.argtypes = [at, ctypes.c_int32, ctypes.c_int32, at]
         self.ranks = hasattr(handle, "us_rank_rows")  # a library of the first days of this ABI has none
         if self.ranks:
             handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
@@ -103,6 +106,13 @@ class Library:
         scratch = torch.empty(int(self._handle.us_product_bytes(ctypes.byref(matrix), x.shape[0])), dtype=torch.uint8)
         self._handle.us_product(ctypes.byref(matrix), point(x), x.shape[0], point(y), point(scratch), self.threads)
         return y
+
+    def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
+        """Lay a float32 matrix out in tiles of bfloat16; whether every number is finite and none was rounded."""
+        rows, columns = weight.shape
+        if not self.narrows or weight.dtype != torch.float32 or out.nbytes != count_narrow_bytes(rows, columns):
+            raise SettingError(f"{out.nbytes} bytes are no place for {rows} rows of {columns} numbers of bfloat16")
+        return bool(self._handle.us_narrow_rows(point(weight), rows, columns, point(out)))
 
     def read_rows(self, matrix: CMatrix, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a matrix as numbers: (count, columns) float32."""

@@ -9,11 +9,13 @@ import torch
 
 from unspool.errors import SettingError
 from unspool.kernels import packing
+from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
 _KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "q5": 6, "bfloat16": 7}
-_PLAIN: Final = {"float32": 4, "bfloat16": 2}  # bytes of a number of the kinds that are no tiles
+_FLOATS: Final = frozenset(("float32", "bfloat16"))  # kinds whose activations are not rounded
+PANEL: Final = 16  # output rows of a tile of bfloat16; US_PANEL
 _NAMES: Final = {number: name for name, number in _KINDS.items()}
 _SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
@@ -185,9 +187,16 @@ def point(tensor: torch.Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
+def count_narrow_bytes(rows: int, columns: int) -> int | None:
+    """The bytes of a matrix of bfloat16; None if its columns are not whole tiles."""
+    return None if columns % BLOCK else 2 * -(-rows // PANEL) * PANEL * columns
+
+
 def _count_bytes(kind: AnyKind | Literal["float32", "bfloat16"], rows: int, columns: int) -> int | None:
-    if kind == "float32" or kind == "bfloat16":
-        return _PLAIN[kind] * rows * columns
+    if kind == "float32":
+        return 4 * rows * columns
+    if kind == "bfloat16":
+        return count_narrow_bytes(rows, columns)
     return count_tile_bytes(kind, rows, columns)
 
 
@@ -204,13 +213,13 @@ def describe_matrix(
     The last of the rows may be `rest`'s: of another quantised kind, and kept alive by the caller.
     """
     own = rows - (rest.rows if rest is not None else 0)
-    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, rows if kind in _PLAIN else own, columns):
+    if own < 1 or columns < 1 or data.nbytes != _count_bytes(kind, rows if kind in _FLOATS else own, columns):
         raise SettingError(f"{data.nbytes} bytes are no {kind} matrix of {own} rows and {columns} columns")
     if bias is not None and (bias.dtype != torch.float32 or bias.numel() != rows):
         raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
     if rest is None:
         return CMatrix(_KINDS[kind], rows, columns, own, point(data), point(bias), None)
-    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & _PLAIN.keys():
+    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & _FLOATS:
         raise SettingError(
             f"a {_NAMES[rest.kind]} matrix of {rest.columns} columns can't follow {own} rows of a {kind} matrix of "
             f"{columns} columns"

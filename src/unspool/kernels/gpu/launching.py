@@ -71,8 +71,11 @@ def launch_options() -> dict[str, Any]:
     return {"PDL": True, "launch_pdl": True} if can_overlap() else {"PDL": False}
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch a kernel; inside `compile_ahead`, only compile it."""
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, cluster: int = 1, **options: Any) -> None:
+    """Launch a kernel; inside `compile_ahead`, only compile it.
+
+    In a cluster are `cluster` neighbours along the first axis; the grid counts clusters there.
+    """
     take: Callable[[Launched], None] | None = getattr(_state, "take", None)
     if take is not None:
         take((kernel, grid, args, options))
@@ -81,6 +84,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     if _under_way:
         for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
             variant.result(ignore_errors=True)
+    if cluster > 1:
+        # Triton's own clusters share the tensors of one program. Ours are programs of one each, so that a kernel is
+        # compiled as usual, and only launched as if it had so many.
+        made = kernel.warmup(*args, grid=grid, **options)
+        warps, _, *rest = made.packed_metadata
+        made.packed_metadata = (warps, cluster, *rest)
     kernel[grid](*args, **options)
 
 

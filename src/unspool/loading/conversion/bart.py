@@ -23,13 +23,13 @@ _NUMBERS: Final = ("d_model", "ffn_dim", "num_heads", "max_position_embeddings")
 def convert_bart(source: Path, target: Path) -> None:
     """Write the model of `source`, a folder with one .npz, to `target` in the hub's layout."""
     [path] = source.glob("*.npz")
-    tensors, told = _read(path)
+    tensors, meta = _read(path)
     shared = tensors.get("model.shared.weight")
     if shared is None or shared.ndim != 2:
         raise LoadError(f"{path.name} has no model.shared.weight")
-    config = _describe(told, shared.shape[0], path)
+    config = _describe(meta, shared.shape[0], path)
     write_model(target, tensors, config, {"max_length": config["max_position_embeddings"]})
-    tokenizer = _make_tokenizer(told["grapheme_chars"], told["phoneme_chars"], shared.shape[0], path)
+    tokenizer = _make_tokenizer(meta["grapheme_chars"], meta["phoneme_chars"], shared.shape[0], path)
     tokenizer.save(str(target / "tokenizer.json"))
 
 
@@ -40,12 +40,12 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             if size > _MOST_BYTES:
                 raise LoadError(f"{path.name} unpacks to {size} bytes; at most {_MOST_BYTES} are read")
             tensors = {name.removesuffix(".npy"): _read_array(archive, name) for name in archive.namelist()}
-        told = json.loads(str(tensors.pop("meta_json")))
+        meta = json.loads(str(tensors.pop("meta_json")))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, RecursionError) as error:
         raise LoadError(f"{path.name} is not the npz file of a BART: {error}") from error
-    if any(values.dtype != np.float32 for values in tensors.values()) or not isinstance(told, dict):
+    if any(values.dtype != np.float32 for values in tensors.values()) or not isinstance(meta, dict):
         raise LoadError(f"{path.name} is not the npz file of a BART: its weights are not all float32")
-    return tensors, told
+    return tensors, meta
 
 
 def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
@@ -53,26 +53,26 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))  # arrays of objects are refused
 
 
-def _describe(told: dict[str, Any], vocab_size: int, path: Path) -> dict[str, Any]:
+def _describe(meta: dict[str, Any], vocab_size: int, path: Path) -> dict[str, Any]:
     for name in _NUMBERS:
-        if type(told.get(name)) is not int or not 0 < told[name] < 1 << 20:
+        if type(meta.get(name)) is not int or not 0 < meta[name] < 1 << 20:
             raise LoadError(f"{path.name} gives no size for {name}")
     for name in ("grapheme_chars", "phoneme_chars"):
-        if not isinstance(told.get(name), str) or not len(_SPECIAL) <= len(told[name]) <= min(
+        if not isinstance(meta.get(name), str) or not len(_SPECIAL) <= len(meta[name]) <= min(
             vocab_size, _MOST_LETTERS
         ):
             raise LoadError(f"{path.name} has no text {name} with a character for each token")
     sides: dict[str, int] = {}
     for side in ("encoder", "decoder"):
-        sides |= {f"{side}_layers": 1, f"{side}_attention_heads": told["num_heads"], f"{side}_ffn_dim": told["ffn_dim"]}
+        sides |= {f"{side}_layers": 1, f"{side}_attention_heads": meta["num_heads"], f"{side}_ffn_dim": meta["ffn_dim"]}
     return {
         "architectures": ["BartForConditionalGeneration"],
         "model_type": "bart",
         "is_encoder_decoder": True,
         "vocab_size": vocab_size,
-        "d_model": told["d_model"],
+        "d_model": meta["d_model"],
         **sides,
-        "max_position_embeddings": told["max_position_embeddings"],
+        "max_position_embeddings": meta["max_position_embeddings"],
         "activation_function": "gelu",
         "scale_embedding": False,
         "tie_word_embeddings": True,

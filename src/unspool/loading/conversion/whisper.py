@@ -31,10 +31,10 @@ def convert_whisper(source: Path, target: Path) -> None:
     """Write the model of `source` (model.bin, config.json, tokenizer.json) to `target` in the hub's layout."""
     variables = read_variables(source / "model.bin", "WhisperSpec")
     named = _rename(variables)
-    told = read_json_object(source / "config.json")
+    given = read_json_object(source / "config.json")
     config = _describe(named, variables)
     tensors = {f"model.{name}": values for name, values in named.items()}
-    write_model(target, tensors, config, _describe_generation(config, told))
+    write_model(target, tensors, config, _describe_generation(config, given))
     shutil.copyfile(source / "tokenizer.json", target / "tokenizer.json")
 
 
@@ -90,16 +90,16 @@ def _describe(named: Variables, variables: Variables) -> dict[str, Any]:
     }
 
 
-def _describe_generation(config: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+def _describe_generation(config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The settings of the reference's file, from the markers' order: start, languages, tasks, …, no timestamps."""
     is_multilingual = config["vocab_size"] >= _LANGUAGES_FROM
     if is_multilingual:
         raise UnsupportedError("a multilingual model in CTranslate2's format is not converted; load the hub's folder")
     start = config["decoder_start_token_id"]
     return {
-        "alignment_heads": told.get("alignment_heads", []),
-        "begin_suppress_tokens": told.get("suppress_ids_begin", [220, config["eos_token_id"]]),
-        "suppress_tokens": told.get("suppress_ids", []),
+        "alignment_heads": given.get("alignment_heads", []),
+        "begin_suppress_tokens": given.get("suppress_ids_begin", [220, config["eos_token_id"]]),
+        "suppress_tokens": given.get("suppress_ids", []),
         "is_multilingual": False,
         "max_initial_timestamp_index": 50,
         "max_length": config["max_target_positions"],

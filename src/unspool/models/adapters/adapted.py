@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.protocols import Want, name_sizes
 from unspool.shortage import is_out_of_memory
 
+_HANDLED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
 OWN_FORWARD = "a transformers model runs its own forward"
 
 
@@ -48,10 +50,21 @@ def name_failures(model: Any) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:300]
-        raise UnsupportedError(
+        raise _find_error(error)(
             f"the forward pass of transformers' {type(model).__name__} failed: {type(error).__name__}: {reason}. "
             "Check the model's config, or use another model"
         ) from error
+
+
+def _find_error(error: Exception) -> type[UnsupportedError]:
+    """Our error that is one of the given error's kind too: a caller may handle what a model's own code raises."""
+    kind = next((kind for kind in _HANDLED if isinstance(error, kind)), None)
+    return UnsupportedError if kind is None else _join(kind)
+
+
+@cache
+def _join(kind: type[Exception]) -> type[UnsupportedError]:
+    return type(UnsupportedError.__name__, (UnsupportedError, kind), {"__doc__": UnsupportedError.__doc__})
 
 
 class AdaptedModel:
@@ -113,6 +126,10 @@ class AdaptedModel:
     @generation_config.setter
     def generation_config(self, config: GenerationConfig | None) -> None:
         self._settings = config
+
+    def keep_setting(self, name: str, value: Any) -> None:
+        """Change one of the model's own settings: the transformers object's, unless others were set here."""
+        setattr(self._settings if self._settings is not None else self.inner.generation_config, name, value)
 
     def _shape_keys(self, num_layers: int, num_heads: int, width: int) -> KeyShape:
         """The key shape of a cache with layers of `num_heads` heads of this width."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -237,6 +238,18 @@ def _find_names(model: Any) -> dict[str, frozenset[str]]:
     return {"all": frozenset(everything), "masking": frozenset(masking)}
 
 
+def _flattens_masks(model: Any) -> bool:
+    """Whether its code makes a 2-D mask of a mask before it asks how many dimensions that has, as ImageGPT's does."""
+    for kind in {type(part) for part in model.modules()}:
+        forward = inspect.unwrap(kind.forward)
+        names = getattr(getattr(forward, "__code__", None), "co_names", ())
+        if _MASK_MAKER in names and "view" in names and "ndim" not in names:
+            with suppress(OSError, TypeError):  # its source is not there
+                if " attention_mask.view(" in inspect.getsource(forward):
+                    return True
+    return False
+
+
 def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKind, ...]:
     """Every layer's kind; unknown kinds are left to the model, which then makes its masks itself."""
     full = _repeat("full", int(config.num_hidden_layers))
@@ -275,6 +288,8 @@ def _explain_alignment(
         return "it takes no position_ids"
     if not names["masking"]:
         return "it makes its masks in a way of its own"
+    if _flattens_masks(model):
+        return "it makes rows of any mask that it is given"
     if "local" in (getattr(config, "attention_layers", None) or ()):
         return "its local layers count keys from the last column"
     if listed - set(KIND_NAMES):

@@ -85,7 +85,7 @@ class Decoder(WithLibrary, NativeModel):
     def is_batch_invariant(self) -> bool:
         """Whether a row's numbers are the same bits whatever rows stand beside it: if every pass is the C library's."""
         library = self.find_path("library")
-        return isinstance(library, LibraryPath) and library.most_tokens is None
+        return isinstance(library, LibraryPath) and library.most_float is None
 
     def compiled(self, config: CompileConfig) -> Decoder:
         """This model with steps that run through torch.compile; the same one for the same arguments."""

@@ -24,24 +24,32 @@ from unspool.protocols import LAST, Choose, Forward, Stretch
 from unspool.shortage import explain_shortage
 
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
-_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK}
+_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK, "amx": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
+_FAST_COPIES: Final = frozenset(("amx",))  # sets whose products with copies in bfloat16 are always faster than torch's
 
 
 class LibraryPath:
     """Passes in one call of the CPU library."""
 
     name = "library"
-    most_tokens: int | None  # of a pass that is faster here; None: all are
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, described: DescribedModel) -> None:
         library = find_library()
         assert library is not None, "explain_no_library() says so"
         self._spec, self._weights = spec, weights
+        self._described = described
         self._calls = LibraryCalls(spec, described, library)
-        self.most_tokens = None
+        self.most_float: int | None = None  # tokens of a pass over plain floats; None: weights are quantised
         if not isinstance(weights.layers[0].up, PackedLinear):
-            self.most_tokens = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
+            self.most_float = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
+        self._has_fast_copies = library.instructions in _FAST_COPIES
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of a pass that is faster here; None if all are."""
+        is_fast = self.most_float is None or (self._has_fast_copies and self._described.is_narrow)
+        return None if is_fast else self.most_float
 
     def run(self, new: Pass) -> Forward | str:
         """Read the tokens in one call, and advance the cache; or why it can't be one call."""
@@ -53,8 +61,9 @@ class LibraryPath:
         if want.early and want.logits == "all":
             return "early logits are read one token at a time"
         span = new.span
-        if self.most_tokens is not None and sum(span.counts) > self.most_tokens:
-            return f"torch's products of plain numbers are as fast for more than {self.most_tokens} tokens"
+        most = self.most_float
+        if most is not None and sum(span.counts) > most and self.most_tokens is not None:
+            return f"torch's products of plain numbers are as fast for more than {most} tokens"
         self._check_longest(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
         with self._own(cache).steady():
             keys = self._find_keys(cache, span)
@@ -75,7 +84,7 @@ class LibraryPath:
     ) -> Stretch | None:
         """Several steps without operators between them, whose keys lie past the rows' ends; None if that can't be."""
         rows, own = len(tokens), self._own(cache)
-        if rows > (self.most_tokens or CHUNK) or own.places(in_order=True) is None:
+        if rows > (self.most_float or CHUNK) or own.places(in_order=True) is None:
             return None
         if (longest := own.longest_stretch) is not None:
             num_steps = min(num_steps, longest)

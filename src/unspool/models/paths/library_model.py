@@ -169,7 +169,13 @@ class DescribedModel:
         copy = self._narrow.find(linear.weight) if self._narrow is not None and isinstance(linear, Linear) else None
         if copy is None:
             return describe_rows(linear)
-        return describe_matrix(copy, linear.bias, "bfloat16", *copy.shape)
+        return describe_matrix(copy, linear.bias, "bfloat16", *linear.weight.shape)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether every product reads a copy in half of the bytes."""
+        self._follow_moves()
+        return self._narrow is not None and self._narrow.is_whole
 
     def _follow_moves(self) -> None:
         """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
@@ -183,7 +189,7 @@ class DescribedModel:
                 "weights of this model were given another shape, dtype or device in place; load the model again, or "
                 "use model.to()"
             )
-        self._narrow = NarrowCopies(self._weights) if self._may_narrow else None
+        self._narrow = NarrowCopies(self._spec, self._weights) if self._may_narrow else None
         self._may_narrow = False
         self._describe()
 

@@ -24,8 +24,8 @@ class Text2TextPipeline(TextPipeline):
 
     def __init__(self, task: str, model: Any, tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(task, model, tokenizer, **settings)
-        told = getattr(model.config, "task_specific_params", None) or {}
-        own = told.get(task) if isinstance(told, dict) else None
+        tasks = getattr(model.config, "task_specific_params", None) or {}
+        own = tasks.get(task) if isinstance(tasks, dict) else None
         own = own if isinstance(own, dict) else {}
         self._task_settings = {name: value for name, value in own.items() if name in PARAMETERS}
         self.prefix = str(own.get("prefix") or "")

@@ -35,19 +35,19 @@ static void let_go(void) {
 }
 
 static int is_super(int32_t kind) { return kind == US_K4 || kind == US_K5 || kind == US_K6; }
-static int is_plain(int32_t kind) { return kind == US_F32 || kind == US_BF16; }
-static int32_t count_columns(int32_t kind) { return is_plain(kind) ? 1 : is_super(kind) ? US_SUPER : US_BLOCK; }
+static int is_float(int32_t kind) { return kind == US_F32 || kind == US_BF16; }
+static int32_t count_columns(int32_t kind) { return kind == US_F32 ? 1 : is_super(kind) ? US_SUPER : US_BLOCK; }
 
 static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
     us_matrix m = {.kind = kind, .rows = rows, .columns = columns};
     const float scale = 1.0f / sqrtf((float)columns);
     if (kind == US_F32) m.data = keep(floats((size_t)rows * columns, scale));
     else if (kind == US_BF16) {
-        uint16_t *p = keep(get(sizeof(uint16_t) * (size_t)rows * columns));
-        for (size_t i = 0; i < (size_t)rows * columns; i++) {
-            const float number = normal() * scale;
-            memcpy(p + i, (const char *)&number + 2, 2);
-        }
+        float *numbers = floats((size_t)rows * columns, scale);
+        for (size_t i = 0; i < (size_t)rows * columns; i++) memset(numbers + i, 0, 2);
+        uint16_t *p = keep(get(sizeof(uint16_t) * (size_t)(rows + US_PANEL - 1) / US_PANEL * US_PANEL * columns));
+        if (!us_narrow_rows(numbers, rows, columns, p)) abort();
+        free(numbers);
         m.data = p;
     } else {
         static const size_t sizes[] = {0, 272, 160, 8 * 144, 8 * 176, 8 * 210, 192};
@@ -73,7 +73,7 @@ static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int 
 
 /* Let the last rows of a quantised matrix be of another kind. */
 static us_matrix random_mixture(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
-    if (is_plain(kind) || rows <= US_TILE || below(2)) return random_matrix(kind, rows, columns, has_bias);
+    if (is_float(kind) || rows <= US_TILE || below(2)) return random_matrix(kind, rows, columns, has_bias);
     static const int32_t kinds[] = {US_Q8, US_Q4, US_Q5, US_K4, US_K5, US_K6};
     const int32_t own = US_TILE * (1 + below((rows - 1) / US_TILE));
     us_matrix m = random_matrix(kind, own, columns, 0), *rest = keep(get(sizeof *rest));

@@ -1,5 +1,4 @@
-/* Products of rows of plain numbers: floats, or bfloat16, which are floats without their last two bytes. Both are added up
- * in the same order: a matrix whose floats are all bfloat16 gives the same bits either way. Included by kernels.c.
+/* Products with plain rows of floats. Included by kernels.c.
  *
  * N rows of weights are multiplied by M of activations, so that a number that was loaded serves several products. A pair of
  * rows is added up in the same order whatever N and M are: a row has the same bits alone and in a batch.
@@ -16,31 +15,16 @@ typedef struct {
 } panel;
 
 static panel find_panel(const us_matrix *w, int32_t row, int32_t num_rows) {
-    const int32_t most = us_is_plain(w->kind) ? FLOAT_M : MOST_M, parts = (num_rows + most - 1) / most, joined = MOST_M / most;
+    const int32_t most = w->kind == US_F32 ? FLOAT_M : MOST_M, parts = (num_rows + most - 1) / most, joined = MOST_M / most;
     const int32_t begin = ((row + 1) * parts - 1) / num_rows / joined * joined;
     const int32_t end = begin + joined < parts ? begin + joined : parts, first = num_rows * begin / parts;
     return (panel){first, num_rows * end / parts - first, begin, parts};
 }
 
-/* Numbers k to k + LANES of a row, each of `size` bytes. */
-INLINE vec load_numbers(const uint8_t *row, int32_t k, const int size) {
-    return size == 4 ? load((const float *)(const void *)row + k) : load_bfloats((const uint16_t *)(const void *)row + k);
-}
-/* The last numbers of a row, fewer than two vectors of them; one function for both sizes, so that both add up alike. */
+/* The last numbers of a row, fewer than two vectors of them; not inlined, so that they are added up alike everywhere. */
 static __attribute__((noinline)) float add_rest(float result, const float *w, const float *x, int32_t count) {
     for (int32_t i = 0; i < count; i++) result += w[i] * x[i];
     return result;
-}
-INLINE float add_last(float result, const uint8_t *row, const float *x, int32_t first, int32_t columns, const int size) {
-    if (size == 4) return add_rest(result, (const float *)(const void *)row + first, x + first, columns - first);
-    float rest[2 * LANES];
-    for (int32_t i = first; i < columns; i++) {
-        uint16_t half;
-        memcpy(&half, row + 2 * (size_t)i, 2);
-        const uint32_t bits = (uint32_t)half << 16;
-        memcpy(rest + i - first, &bits, 4);
-    }
-    return add_rest(result, rest, x + first, columns - first);
 }
 
 #if defined(US_AVX512) || defined(US_AVX2)
@@ -53,25 +37,24 @@ INLINE float add_last(float result, const uint8_t *row, const float *x, int32_t 
 
 /* A part of one product: what the sums so far are, and where weights that come next lie. */
 typedef struct {
-    const uint8_t *w;
-    const float *x;
-    size_t pitch, stride; /* between rows of weights (bytes), and of activations (floats) */
+    const float *w, *x;
+    size_t pitch, stride; /* between rows of weights, and of activations */
     int32_t count;        /* columns */
     int32_t is_first, is_last;
     vec *kept;          /* sums between spans: (N, FLOAT_M) */
-    const uint8_t *ahead; /* weights to ask for, of `asked` rows */
+    const float *ahead; /* weights to ask for, of `asked` rows */
     int32_t asked;
 } span;
 
-INLINE void rows_plain(const span *s, const int N, const int M, const int size, float *out) {
+INLINE void rows_plain(const span *s, const int N, const int M, float *out) {
     vec total[FLOAT_N][FLOAT_M];
     UNROLLED for (int n = 0; n < N; n++)
         EACH_ROW total[n][m] = s->is_first ? fill(0) : s->kept[n * FLOAT_M + m];
     int32_t k = 0;
     for (; k + LANES <= s->count; k += LANES) {
         vec weights[FLOAT_N];
-        UNROLLED for (int n = 0; n < N; n++) weights[n] = load_numbers(s->w + (size_t)n * s->pitch, k, size);
-        for (int32_t i = 0; i < s->asked; i++) __builtin_prefetch(s->ahead + (size_t)i * s->pitch + (size_t)k * (size_t)size, 0, 2);
+        UNROLLED for (int n = 0; n < N; n++) weights[n] = load(s->w + (size_t)n * s->pitch + k);
+        for (int32_t i = 0; i < s->asked; i++) __builtin_prefetch(s->ahead + (size_t)i * s->pitch + k, 0, 2);
         EACH_ROW {
             const vec given = load(s->x + m * s->stride + k);
             UNROLLED for (int n = 0; n < N; n++) total[n][m] += weights[n] * given;
@@ -88,17 +71,16 @@ INLINE void rows_plain(const span *s, const int N, const int M, const int size, 
         EACH_ROW {
             out[OUTPUTS * m + n] = results[m];
             if (k < s->count)
-                out[OUTPUTS * m + n] = add_last(results[m], s->w + (size_t)n * s->pitch, s->x + m * s->stride, k, s->count, size);
+                out[OUTPUTS * m + n] = add_rest(results[m], s->w + (size_t)n * s->pitch + k, s->x + m * s->stride + k, s->count - k);
         }
     }
 }
 
-static void rows_of_span(const span *s, int32_t N, int32_t M, int size, float *out) {
-#define ROWS(N, M)                                             \
-    case 8 * N + M: rows_plain(s, N, M, 4, out); break;         \
-    case 64 + 8 * N + M: rows_plain(s, N, M, 2, out); break
+static void rows_of_span(const span *s, int32_t N, int32_t M, float *out) {
+#define ROWS(N, M) \
+    case 8 * N + M: rows_plain(s, N, M, out); break
 #define ROWS_OF(N) ROWS(N, 1); ROWS(N, 2); ROWS(N, 3); ROWS(N, 4)
-    switch ((size == 2 ? 64 : 0) + 8 * N + M) {
+    switch (8 * N + M) {
         ROWS_OF(1);
         ROWS_OF(2);
         ROWS_OF(3);
@@ -108,13 +90,12 @@ static void rows_of_span(const span *s, int32_t N, int32_t M, int size, float *o
     }
 }
 
-/* Up to OUTPUTS rows of plain numbers times the rows of a panel: out[row][n]. While the rows of a panel are multiplied, each
- * of its turns asks for its share of the weights that are read after all panels have had these. */
-static void multiply_plain(const uint8_t *w, int size, int32_t columns, int32_t count, const float *x, size_t stride, panel p,
-                           float *out) {
+/* Up to OUTPUTS rows of floats times the rows of a panel: out[row][n]. While the rows of a panel are multiplied, each of its
+ * turns asks for its share of the weights that are read after all panels have had these. */
+static void multiply_plain(const float *w, int32_t columns, int32_t count, const float *x, size_t stride, panel p, float *out) {
     const int32_t turns = (p.count + FLOAT_M - 1) / FLOAT_M, spans = turns > 1 ? (columns + FLOAT_SPAN - 1) / FLOAT_SPAN : 1;
     const int32_t width = ((columns + spans - 1) / spans + LANES - 1) / LANES * LANES;
-    const size_t bytes = (size_t)size, pitch = (size_t)columns * bytes;
+    const size_t pitch = (size_t)columns;
     vec kept[OUTPUTS * MOST_M];
     for (int32_t begin = 0; begin < columns; begin += width) {
         const int32_t is_last = begin + width >= columns;
@@ -123,14 +104,14 @@ static void multiply_plain(const uint8_t *w, int size, int32_t columns, int32_t 
             for (int32_t turn = 0; turn < turns; turn++) {
                 const int32_t row = p.count * turn / turns, M = p.count * (turn + 1) / turns - row, place = p.part + turn;
                 const int32_t asked = N * place / p.parts;
-                const uint8_t *from = w + (size_t)n * pitch + (size_t)begin * bytes;
-                const uint8_t *next = is_last ? from + OUTPUTS * pitch - (size_t)begin * bytes : from + (size_t)width * bytes;
+                const float *from = w + (size_t)n * pitch + begin;
+                const float *next = is_last ? from + OUTPUTS * pitch - begin : from + width;
                 if (p.parts == 1) next = from + (size_t)N * pitch; /* nobody else reads these before */
                 const span s = {.w = from, .x = x + (size_t)row * stride + begin, .pitch = pitch, .stride = stride,
                                 .count = is_last ? columns - begin : width, .is_first = !begin, .is_last = is_last,
                                 .kept = kept + (size_t)n * MOST_M + (size_t)turn * FLOAT_M * (size_t)N,
                                 .ahead = next + (size_t)asked * pitch, .asked = N * (place + 1) / p.parts - asked};
-                rows_of_span(&s, N, M, size, out + OUTPUTS * row + n);
+                rows_of_span(&s, N, M, out + OUTPUTS * row + n);
             }
         }
     }
@@ -147,21 +128,21 @@ static void multiply_plain(const uint8_t *w, int size, int32_t columns, int32_t 
  * same bits alone and in a batch. One row of activations reads weights as fast as memory gives them, in one stream.
  * Several are bound by instructions, and each of `turns` groups of them brings its share of the weights that come next
  * into the second-level cache meanwhile: the first level is full of activations. */
-INLINE void rows_plain(const uint8_t *w, int32_t columns, const float *x, size_t stride, const int N, const int M,
-                       const int size, int32_t turn, int32_t turns, float *out) {
+INLINE void rows_plain(const float *w, int32_t columns, const float *x, size_t stride, const int N, const int M, int32_t turn,
+                       int32_t turns, float *out) {
     vec even[FLOAT_N][FLOAT_M], odd[FLOAT_N][FLOAT_M];
-    const size_t pitch = (size_t)columns * (size_t)size, share = (size_t)size * (size_t)N * 2 * LANES / (size_t)turns;
-    const uint8_t *ahead = w + (size_t)FLOAT_N * pitch + 4096 + (size_t)turn * share * ((size_t)columns / (2 * LANES));
+    const size_t pitch = (size_t)columns, share = (size_t)N * 2 * LANES / (size_t)turns;
+    const float *ahead = w + (size_t)FLOAT_N * pitch + 1024 + (size_t)turn * share * (pitch / (2 * LANES));
     UNROLLED for (int n = 0; n < N; n++) EACH_ROW even[n][m] = odd[n][m] = fill(0);
     int32_t k = 0;
     for (; k + 2 * LANES <= columns; k += 2 * LANES) {
         vec first[FLOAT_N], second[FLOAT_N];
-        if (M == 1) __builtin_prefetch(w + (size_t)k * (size_t)size + 1024);
+        if (M == 1) __builtin_prefetch(w + k + 256);
         else __builtin_prefetch(ahead, 0, 2);
         ahead += share;
         UNROLLED for (int n = 0; n < N; n++) {
-            first[n] = load_numbers(w + (size_t)n * pitch, k, size);
-            second[n] = load_numbers(w + (size_t)n * pitch, k + LANES, size);
+            first[n] = load(w + (size_t)n * pitch + k);
+            second[n] = load(w + (size_t)n * pitch + k + LANES);
         }
         EACH_ROW {
             const vec left = load(x + m * stride + k), right = load(x + m * stride + k + LANES);
@@ -175,26 +156,24 @@ INLINE void rows_plain(const uint8_t *w, int32_t columns, const float *x, size_t
         const quad results = sums(both);
         EACH_ROW {
             out[OUTPUTS * m + n] = results[m];
-            if (k < columns) out[OUTPUTS * m + n] = add_last(results[m], w + (size_t)n * pitch, x + m * stride, k, columns, size);
+            if (k < columns) out[OUTPUTS * m + n] = add_rest(results[m], w + (size_t)n * pitch + k, x + m * stride + k, columns - k);
         }
     }
 }
 
-/* Up to OUTPUTS rows of plain numbers times the rows of a panel: out[row][n]. */
-static void multiply_plain(const uint8_t *w, int size, int32_t columns, int32_t count, const float *x, size_t stride, panel p,
-                           float *out) {
+/* Up to OUTPUTS rows of floats times the rows of a panel: out[row][n]. */
+static void multiply_plain(const float *w, int32_t columns, int32_t count, const float *x, size_t stride, panel p, float *out) {
     const int32_t num_rows = p.count, turns = (num_rows + FLOAT_M - 1) / FLOAT_M;
-    for (int32_t n = 0, N; n < count; n += N, w += (size_t)N * (size_t)columns * (size_t)size) {
+    for (int32_t n = 0, N; n < count; n += N, w += (size_t)N * (size_t)columns) {
         N = num_rows == 1 ? 1 : count - n < FLOAT_N ? count - n : FLOAT_N;
         for (int32_t turn = 0; turn < turns; turn++) {
             const int32_t row = num_rows * turn / turns, M = num_rows * (turn + 1) / turns - row;
             const float *from = x + (size_t)row * stride;
             float *to = out + OUTPUTS * row + n;
-#define ROWS(N, M)                                                                            \
-    case 8 * N + M: rows_plain(w, columns, from, stride, N, M, 4, turn, turns, to); break;     \
-    case 64 + 8 * N + M: rows_plain(w, columns, from, stride, N, M, 2, turn, turns, to); break
+#define ROWS(N, M) \
+    case 8 * N + M: rows_plain(w, columns, from, stride, N, M, turn, turns, to); break
 #define ROWS_OF(N) ROWS(N, 1); ROWS(N, 2); ROWS(N, 3); ROWS(N, 4)
-            switch ((size == 2 ? 64 : 0) + 8 * N + M) {
+            switch (8 * N + M) {
                 ROWS_OF(1);
 #if FLOAT_N == 3
                 ROWS_OF(2);
@@ -205,5 +184,8 @@ static void multiply_plain(const uint8_t *w, int size, int32_t columns, int32_t 
     }
 }
 #endif
+
+#undef ROWS
+#undef ROWS_OF
 
 #endif

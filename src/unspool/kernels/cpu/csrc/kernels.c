@@ -42,11 +42,10 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
     const us_job *job = r->job;
     const int32_t rows = source == CHOSEN ? count_read(job) : job->num_tokens, K = w->columns, H = r->model->hidden;
     const size_t at = r->is_private ? (size_t)r->thread : 0;
-    float *normed = s->normed + at * s->normed_size, *scales = s->scales + at * s->scales_size;
-    float *sums = s->sums + at * s->scales_size;
-    int32_t *offsets = s->offsets + 2 * at * s->scales_size;
-    int8_t *quants = s->quants + at * s->quants_size;
-    input in = {.stride = (size_t)K, .x = normed, .quantised = {quants, scales, sums, offsets}};
+    float *normed = s->normed + at * s->normed_size;
+    input in = {.stride = (size_t)K, .x = normed, .pieces = s->pieces + at * s->pieces_size,
+                .quantised = {s->quants + at * s->quants_size, s->scales + at * s->scales_size, s->sums + at * s->scales_size,
+                              s->offsets + 2 * at * s->scales_size}};
     int64_t first = 0, last = rows;
     if (!r->is_private) split(rows, r->thread, r->threads, &first, &last);
     if (source == FED) in.x = s->fed;
@@ -66,8 +65,7 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
         }
         if (source == CROSS_READ && r->max_parts)
             join_parts(r, layer, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
-        if (!us_is_plain(w->kind))
-            quantise(in.x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums, offsets);
+        prepare_row(w, in.x + row * K, (int32_t)row, rows, &in);
     }
     if (!r->is_private) us_meet(r->team);
     return in;
@@ -217,9 +215,7 @@ static void finish(run *r) {
     if (!job->num_wanted) return;
     input in = prepare(r, &m->head, CHOSEN, &m->final_norm, NULL);
     multiply_part(&m->head, count_read(job), &in, &(output){.y = job->logits, .stride = (size_t)m->vocab}, r->thread, r->threads);
-    split((m->vocab + US_TILE - 1) / US_TILE, r->thread, r->threads, &first, &last); /* the columns that were made here */
-    first *= US_TILE;
-    last = last * US_TILE < m->vocab ? last * US_TILE : m->vocab;
+    split_outputs(&m->head, m->vocab, r->thread, r->threads, &first, &last); /* the columns that were made here */
     for (int32_t row = 0; row < job->num_wanted; row++) {
         float *logits = job->logits + (size_t)row * m->vocab;
         for (int64_t i = first; i < last && m->logit_cap > 0; i += LANES) {
@@ -312,17 +308,16 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
     const us_product_task *task = argument;
     const us_matrix *w = task->matrix;
     const int32_t K = w->columns, blocks = K / US_BLOCK, rows = task->num_rows;
-    int8_t *quants = task->scratch;
-    float *scales = (float *)(quants + (((size_t)rows * K + 63) & ~(size_t)63)), *sums = scales + (size_t)rows * blocks;
-    int32_t *offsets = (int32_t *)(sums + (size_t)rows * blocks);
+    const int8_t *quants = task->scratch;
+    const float *scales = (const float *)(quants + (((size_t)rows * K + 63) & ~(size_t)63)), *sums = scales + (size_t)rows * blocks;
+    const int32_t *offsets = (const int32_t *)(sums + (size_t)rows * blocks);
+    const input in = {.stride = (size_t)K, .x = task->x, .quantised = {quants, scales, sums, offsets}, .pieces = task->scratch};
     int64_t first, last;
-    if (!us_is_plain(w->kind)) {
+    if (w->kind != US_F32) {
         split(rows, thread, team->size, &first, &last);
-        for (int64_t row = first; row < last; row++)
-            quantise(task->x + row * K, K, (int32_t)row, find_panel(w, (int32_t)row, rows), quants, scales, sums, offsets);
+        for (int64_t row = first; row < last; row++) prepare_row(w, task->x + row * K, (int32_t)row, rows, &in);
         us_meet(team);
     }
-    input in = {.stride = (size_t)K, .x = task->x, .quantised = {quants, scales, sums, offsets}};
     multiply_part(w, rows, &in, &(output){.y = task->y, .stride = (size_t)w->rows}, thread, team->size);
 }
 

@@ -12,6 +12,8 @@
 #include <sys/sysctl.h>
 #elif defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 /* --- instruction sets -------------------------------------------------------------------------------------------- */
@@ -50,6 +52,19 @@ static int has_avx512(void) {
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
     return (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1); /* F, DQ, BW, VL, VNNI */
 }
+/* The matrix unit: a process asks the system for its registers. */
+#if !defined(US_NO_AMX)
+static int has_amx(void) {
+    uint32_t a, b, c, d;
+    if (!has_avx512() || (saved_registers() >> 17 & 3) != 3) return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return 0; /* BF16, TILE */
+#if defined(__linux__)
+    return !syscall(SYS_arch_prctl, 0x1023, 18); /* ARCH_REQ_XCOMP_PERM, XTILEDATA */
+#else
+    return 0;
+#endif
+}
+#endif
 #endif
 
 static int always(void) { return 1; }
@@ -62,6 +77,9 @@ static const struct {
     {&us_neon_i8mm, has_i8mm},
     {&us_neon_dot, has_dot},
 #elif defined(__x86_64__)
+#if !defined(US_NO_AMX)
+    {&us_amx, has_amx},
+#endif
     {&us_avx512, has_avx512},
     {&us_avx2, has_avx2},
 #endif
@@ -120,6 +138,7 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, i
     us_scratch s = {.quants_size = ((rows * widest > most ? rows * widest : most) + 63) & ~(size_t)63,
                     .normed_size = experts ? (rows * widest > T * hidden + most ? rows * widest : T * hidden + most) : rows * widest,
                     .scales_size = rows * (widest / US_BLOCK + 1) + most / US_BLOCK};
+    s.pieces_size = us_count_pieces(s.quants_size);
     const size_t copies = us_is_private(num_tokens) ? (size_t)threads : 1;
     const size_t parts = (size_t)us_count_parts(num_tokens, m->num_kv_heads, threads, most_keys);
     size_t used = 0;
@@ -145,6 +164,7 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, i
     s.sums = PLACE(float, copies * s.scales_size);
     s.offsets = PLACE(int32_t, 2 * copies * s.scales_size);
     s.quants = PLACE(int8_t, copies * s.quants_size);
+    s.pieces = PLACE(uint16_t, copies * s.pieces_size);
     s.bytes = used;
     return s;
 }
@@ -160,6 +180,7 @@ int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_
 
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows) {
     const int64_t columns = matrix->columns, blocks = columns / US_BLOCK;
+    if (matrix->kind == US_BF16) return (int64_t)(sizeof(uint16_t) * us_count_pieces((size_t)(num_rows * columns)));
     return ((num_rows * columns + 63) & ~(int64_t)63) + num_rows * blocks * (int64_t)(2 * sizeof(float) + 2 * sizeof(int32_t));
 }
 
@@ -367,6 +388,25 @@ static void read_super_row(const us_matrix *matrix, int32_t row, float *out) {
     }
 }
 
+/* Where a number lies in tiles of bfloat16. */
+static size_t find_narrow(int32_t row, int32_t column, int32_t columns) {
+    const size_t panel = (size_t)(row / US_PANEL) * (size_t)columns + (size_t)(column & ~1);
+    return US_PANEL * panel + 2 * (size_t)(row % US_PANEL) + (size_t)(column & 1);
+}
+
+int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, uint16_t *out) {
+    const int32_t padded = (count + US_PANEL - 1) / US_PANEL * US_PANEL;
+    uint32_t is_rounded = 0;
+    for (int32_t row = 0; row < padded; row++)
+        for (int32_t k = 0; k < columns; k++) {
+            uint32_t bits = 0;
+            if (row < count) memcpy(&bits, rows + (size_t)row * (size_t)columns + k, 4);
+            is_rounded |= (bits & 0xffff) || (bits & 0x7f800000) == 0x7f800000;
+            out[find_narrow(row, k, columns)] = (uint16_t)(bits >> 16);
+        }
+    return !is_rounded;
+}
+
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out) {
     const int32_t columns = matrix->columns, blocks = columns / US_BLOCK;
     for (int32_t i = 0; i < count; i++, out += columns) {
@@ -376,9 +416,8 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
             continue;
         }
         if (matrix->kind == US_BF16) {
-            const uint16_t *from = (const uint16_t *)matrix->data + (size_t)row * columns;
             for (int32_t k = 0; k < columns; k++) {
-                const uint32_t bits = (uint32_t)from[k] << 16;
+                const uint32_t bits = (uint32_t)((const uint16_t *)matrix->data)[find_narrow(row, k, columns)] << 16;
                 memcpy(out + k, &bits, 4);
             }
             continue;

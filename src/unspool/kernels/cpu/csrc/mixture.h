@@ -20,7 +20,7 @@ static us_matrix find_expert(const us_matrix *w, int32_t expert, int32_t experts
     us_matrix one = *w;
     one.rows = w->rows / experts;
     const size_t numbers = (size_t)expert * (size_t)one.rows * (size_t)w->columns;
-    const size_t bytes = us_is_plain(w->kind) ? numbers * (size_t)us_number_bytes(w->kind) : numbers / (US_TILE * US_BLOCK) * us_block_bytes(w->kind);
+    const size_t bytes = w->kind == US_F32 ? sizeof(float) * numbers : numbers / (US_TILE * US_BLOCK) * us_block_bytes(w->kind);
     one.data = (const uint8_t *)w->data + bytes;
     if (w->bias) one.bias = w->bias + (size_t)expert * (size_t)one.rows;
     return one;
@@ -103,6 +103,7 @@ typedef struct {
     float *normed, *given, *scales, *sums;
     int32_t *offsets;
     int8_t *quants;
+    uint16_t *pieces;
 } workbench;
 
 static workbench find_bench(const run *r) {
@@ -110,12 +111,13 @@ static workbench find_bench(const run *r) {
     const size_t at = r->is_private ? (size_t)r->thread : 0;
     float *normed = s->normed + at * s->normed_size;
     return (workbench){normed, normed + (size_t)r->job->num_tokens * (size_t)r->model->hidden, s->scales + at * s->scales_size,
-                       s->sums + at * s->scales_size, s->offsets + 2 * at * s->scales_size, s->quants + at * s->quants_size};
+                       s->sums + at * s->scales_size, s->offsets + 2 * at * s->scales_size, s->quants + at * s->quants_size,
+                       s->pieces + at * s->pieces_size};
 }
 
-/* The input of a group's product: rows of floats, or quantised ones. */
+/* The input of a group's product: rows of floats, or what they are multiplied as. */
 static input find_input(const workbench *b, const us_matrix *w, const float *x, size_t at) {
-    return (input){.stride = (size_t)w->columns, .x = x + at,
+    return (input){.stride = (size_t)w->columns, .x = x + at, .pieces = b->pieces + 3 * at,
                    .quantised = {b->quants + at, b->scales + at / US_BLOCK, b->sums + at / US_BLOCK, b->offsets + at / (US_BLOCK / 2)}};
 }
 
@@ -134,11 +136,9 @@ static void lay_rows(run *r, const us_layer *layer, const workbench *b, int is_f
             if (g.first + row < begin || g.first + row >= end) continue;
             const float *x = is_first ? b->normed + (size_t)s->pair_tokens[g.first + row] * H : s->fed + g.fed + (size_t)row * (size_t)g.ffn;
             const size_t at = is_first ? g.given : g.fed;
-            if (!us_is_plain(w->kind))
-                quantise(x, w->columns, row, find_panel(w, row, g.count), b->quants + at, b->scales + at / US_BLOCK, b->sums + at / US_BLOCK,
-                         b->offsets + at / (US_BLOCK / 2));
-            else if (is_first)
-                memcpy(b->given + at + (size_t)row * H, x, sizeof(float) * H);
+            const input to = find_input(b, w, b->given, at);
+            if (is_first && us_is_float(w->kind)) memcpy(b->given + at + (size_t)row * H, x, sizeof(float) * H);
+            prepare_row(w, x, row, g.count, &to);
         }
     }
     if (!r->is_private) us_meet(r->team);

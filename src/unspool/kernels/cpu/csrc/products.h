@@ -38,6 +38,7 @@ typedef struct {
     const float *x; /* rows of floats, `stride` apart */
     size_t stride;
     activations quantised; /* of all panels, one after the other */
+    const uint16_t *pieces; /* for narrow.h */
 } input;
 
 /* Where results go: y = result, y += result, or y += result + extra; with `gate`, y = activation(gate) * result. */
@@ -51,6 +52,7 @@ typedef struct {
     const float *shares; /* and by what they are multiplied before; or NULL */
 } output;
 
+#include "narrow.h"
 #include "unpacked.h"
 
 static void multiply_super(int32_t kind, const uint8_t *tile, int supers, activations a, int32_t num_rows, int is_pair,
@@ -79,9 +81,8 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
         count = count < left ? count : left;
     }
     const size_t blocks = (size_t)(w->columns / US_BLOCK), at = (size_t)p.first * blocks;
-    if (us_is_plain(w->kind)) {
-        const int size = us_number_bytes(w->kind);
-        multiply_plain((const uint8_t *)w->data + (size_t)first * (size_t)w->columns * (size_t)size, size, w->columns, count,
+    if (w->kind == US_F32) {
+        multiply_plain((const float *)w->data + (size_t)first * (size_t)w->columns, w->columns, count,
                        in->x + (size_t)p.first * in->stride, in->stride, p, out);
         return;
     }
@@ -142,10 +143,41 @@ static int32_t count_outputs(int64_t tile, int64_t last, int32_t rows) {
     return rows - begin < most ? rows - begin : most;
 }
 
+/* The output rows that a thread makes of a matrix's first `rows`. */
+static void split_outputs(const us_matrix *w, int32_t rows, int32_t thread, int32_t threads, int64_t *first, int64_t *last) {
+    const int32_t unit = us_tile_rows(w->kind);
+    split((rows + unit - 1) / unit, thread, threads, first, last);
+    *first *= unit;
+    *last = *last * unit < rows ? *last * unit : rows;
+}
+
+/* One thread's part of a product with tiles of bfloat16. */
+static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread, int32_t threads) {
+    int64_t first, last;
+    split_outputs(w, w->rows, thread, threads, &first, &last);
+    float made[NARROW_M * PAIR];
+    begin_narrow(num_rows);
+    for (int64_t begin = first; begin < last; begin += PAIR) {
+        const int64_t at = begin / US_PANEL;
+        const panels p = find_panels(w, at, at + 1, last - begin > US_PANEL, 2);
+        const int32_t count = (int32_t)(last - begin < PAIR ? last - begin : PAIR);
+        for (int32_t row = 0; row < num_rows;) {
+            const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
+            for (int m = 0; m < rows; m++) put(w, (int32_t)begin, count, made + PAIR * m, row + m, to);
+            row += rows;
+        }
+    }
+    end_narrow();
+}
+
 /* One thread's part of a product for all rows. */
 static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread,
                           int32_t threads) {
     int64_t first, last;
+    if (w->kind == US_BF16) {
+        multiply_narrow(w, num_rows, in, to, thread, threads);
+        return;
+    }
     split((w->rows + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
     float made[MOST_ROWS * OUTPUTS];
     for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
@@ -166,10 +198,53 @@ INLINE vec gate_clamped(const us_model *model, vec gate, vec value) {
     return gate * sigmoid(model->gate_gain * gate) * (value + 1.0f);
 }
 
+/* Put the activation of a row's gates, and of its values if it has any, where they belong. */
+static void put_fed(const us_model *model, const us_matrix *w, int32_t ffn, int32_t begin, int32_t count, const float *gates,
+                    const float *values, int32_t row, const output *to) {
+    for (int32_t n = 0; n < count; n += LANES) {
+        const int some = count - n < LANES ? count - n : LANES;
+        vec gate = load_some(gates + n, some), value = fill(1);
+        if (w->bias) gate += load_some(w->bias + begin + n, some);
+        if (values) {
+            value = load_some(values + n, some);
+            if (w->bias) value += load_some(w->bias + ffn + begin + n, some);
+        }
+        const vec result = model->activation == US_CLAMPED ? gate_clamped(model, gate, value)
+                                                            : activate(model->activation, gate) * value;
+        store_some(to->y + row * to->stride + begin + n, result, some);
+    }
+}
+
+/* The same as feed_part, with tiles of bfloat16: a panel of gates is made beside the one of values. */
+static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
+                        const output *to, int32_t thread, int32_t threads) {
+    int64_t first, last;
+    split_outputs(w, ffn, thread, threads, &first, &last);
+    float made[NARROW_M * PAIR];
+    begin_narrow(num_rows);
+    for (int64_t begin = first; begin < last; begin += US_PANEL) {
+        const int64_t at = begin / US_PANEL;
+        const panels p = find_panels(w, at, at + ffn / US_PANEL, model->is_gated, 1);
+        const int32_t count = (int32_t)(last - begin < US_PANEL ? last - begin : US_PANEL);
+        for (int32_t row = 0; row < num_rows;) {
+            const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
+            for (int m = 0; m < rows; m++)
+                put_fed(model, w, ffn, (int32_t)begin, count, made + PAIR * m, model->is_gated ? made + PAIR * m + US_PANEL : NULL,
+                        row + m, to);
+            row += rows;
+        }
+    }
+    end_narrow();
+}
+
 /* One thread's part of a feed-forward's first product, with its activation: gate rows come before the others. */
 static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
                       const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
+    if (w->kind == US_BF16) {
+        feed_narrow(model, w, ffn, num_rows, in, to, thread, threads);
+        return;
+    }
     split((ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
     float gates[MOST_ROWS * OUTPUTS], values[MOST_ROWS * OUTPUTS];
     for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
@@ -178,22 +253,21 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, in
             const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, gates);
             if (model->is_gated) multiply_rows(w, ffn + begin, count, in, row, num_rows, values);
             for (int m = 0; m < rows; m++)
-                for (int32_t n = 0; n < count; n += LANES) {
-                    const int some = count - n < LANES ? count - n : LANES;
-                    vec gate = load_some(gates + OUTPUTS * m + n, some);
-                    if (w->bias) gate += load_some(w->bias + begin + n, some);
-                    vec value = fill(1);
-                    if (model->is_gated) {
-                        value = load_some(values + OUTPUTS * m + n, some);
-                        if (w->bias) value += load_some(w->bias + ffn + begin + n, some);
-                    }
-                    const vec result = model->activation == US_CLAMPED ? gate_clamped(model, gate, value)
-                                                                        : activate(model->activation, gate) * value;
-                    store_some(to->y + (row + m) * to->stride + begin + n, result, some);
-                }
+                put_fed(model, w, ffn, begin, count, gates + OUTPUTS * m, model->is_gated ? values + OUTPUTS * m : NULL, row + m, to);
             row += rows;
         }
     }
+}
+
+/* Turn a row of floats into what a matrix of some kind is multiplied by; floats themselves stay as they are. */
+static void prepare_row(const us_matrix *w, const float *x, int32_t row, int32_t num_rows, const input *to) {
+    const activations *a = &to->quantised;
+    if (!us_is_float(w->kind))
+        quantise(x, w->columns, row, find_panel(w, row, num_rows), (int8_t *)a->quants, (float *)a->scales, (float *)a->sums,
+                 (int32_t *)a->offsets);
+#if defined(US_AMX)
+    if (w->kind == US_BF16) split_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
+#endif
 }
 
 #endif

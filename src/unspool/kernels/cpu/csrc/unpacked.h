@@ -155,7 +155,7 @@ static int32_t multiply_unpacked(const us_matrix *w, int32_t first, int32_t coun
 
 /* Whether all of a matrix lies in tiles. */
 static int is_tiled(const us_matrix *w) {
-    while (w && !us_is_plain(w->kind)) w = w->rest;
+    while (w && !us_is_float(w->kind)) w = w->rest;
     return !w;
 }
 

@@ -104,21 +104,6 @@ INLINE veci as_bits(vec v) {
     memcpy(&bits, &v, sizeof bits);
     return bits;
 }
-/* bfloat16 as floats: their upper halves. */
-INLINE vec load_bfloats(const uint16_t *p) {
-#if defined(US_AVX512)
-    return (vec)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16));
-#elif defined(US_AVX2)
-    return (vec)_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
-#else
-    typedef uint16_t narrow __attribute__((vector_size(LANES * 2)));
-    typedef uint32_t wide __attribute__((vector_size(LANES * 4)));
-    narrow halves;
-    memcpy(&halves, p, sizeof halves);
-    const wide bits = __builtin_convertvector(halves, wide) << 16;
-    return as_floats((veci)bits);
-#endif
-}
 INLINE vec choose(veci mask, vec a, vec b) { return as_floats((as_bits(a) & mask) | (as_bits(b) & ~mask)); }
 INLINE vec larger(vec a, vec b) {
 #if defined(__aarch64__)

@@ -135,6 +135,7 @@ class Launch:
     chunk: int  # the fewest keys per program
     constants: dict[str, Any]  # compile-time constants beside those that all kernels have
     views: tuple[torch.Tensor, ...] = field(default=())  # the base tensor of all addresses, viewed as other dtypes
+    cluster: int = 1  # programs that share a row's keys and combine their parts in shared memory
 
 
 class SplitAttention(ABC):
@@ -179,9 +180,10 @@ class SplitAttention(ABC):
         """Rotate queries and keys, write keys and values after each row's length, and attend."""
         shape, unused = self._shape, self._stats
         started = self._prepare(qkv, base, layout)
+        grid = self._rows, shape.kv_heads, self.splits
         launch(
             started.kernel,
-            (self._rows, shape.kv_heads, self.splits),
+            (self.splits // started.cluster, *grid[1::-1]) if started.cluster > 1 else grid,
             qkv,
             out,
             base,
@@ -221,4 +223,5 @@ class SplitAttention(ABC):
             **{"HAS_SLOPES": slopes is not None, **started.constants},
             # A kernel that waits for a copy as well as for the product before it can't start early.
             **({"PDL": False} if layout.is_away else launch_options()),
+            cluster=started.cluster,
         )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.attention.clusters import announce, combine_parts, count_room, make_room
 from unspool.kernels.gpu.attention.key_lookup import (
     find_home,
     find_keys,
@@ -33,14 +34,16 @@ from unspool.kernels.gpu.attention.split_attention import (
     read_values,
     score_keys,
 )
-from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, let_next_start, wait_for_input
+from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, can_overlap, let_next_start, wait_for_input
 from unspool.kernels.key_layout import KeyLayout
 
 MOST_SPLITS: Final = 32
 ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
+CLUSTER_KEYS: Final = 128  # up to so many for each of its programs, a cluster has all keys
 NARROW: Final = 64  # numbers per head
 WIDEST: Final = 128  # numbers per head
 FEW_HEADS: Final = 16
+LARGEST_ROOM: Final = 8448  # bytes for a cluster's parts: together with tiles below what need not be asked for
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
 
@@ -55,11 +58,13 @@ class AttentionTiling:
     warps: int
     stages: int
     registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
+    cluster: int = 1  # neighbouring programs that combine their parts in shared memory, if these have all keys
 
 
 # Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
 # kernel's out, which a measurement of attention alone doesn't show.
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
+ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B: some 5 % of a step
 ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
 ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96)  # of 80 numbers (Phi-2): 1 % of a step
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
@@ -83,9 +88,14 @@ def _attend(
     BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ASKED: tl.constexpr, LINE_BYTES: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
-    IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, PDL: tl.constexpr,
+    IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, CLUSTER: tl.constexpr, CLUSTER_KEYS: tl.constexpr,
+    ROOM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if CLUSTER > 1:
+        split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        announce(True)
+    else:
+        row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
@@ -100,6 +110,9 @@ def _attend(
             first = first // BLOCK * BLOCK  # tiles begin where they do without a window, so that none crosses a block
     num_keys = tl.maximum(length - first, 0)
     chunk = tl.maximum(tl.cdiv(tl.cdiv(num_keys, num_splits), BLOCK) * BLOCK, smallest_chunk)
+    if CLUSTER > 1:
+        few = tl.maximum(tl.cdiv(tl.cdiv(num_keys, CLUSTER), BLOCK) * BLOCK, smallest_chunk)
+        chunk = tl.where(num_keys <= CLUSTER * CLUSTER_KEYS, few, chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
@@ -115,16 +128,20 @@ def _attend(
         is_asked = ((asked < end) & (chunk <= ASKED))[:, None] & (number < D)[None, :]
         ask_for(lines, is_asked, PDL)
         ask_for(lines + KV_HEADS * D, is_asked, PDL)
-    rg, rd = tl.arange(0, GP), tl.arange(0, DP)
+    rg, rq, rd = tl.arange(0, GP), tl.arange(0, GJ), tl.arange(0, DP)
     is_head, is_number = rg < G, rd < D
     given, pair = find_numbers(rd, PAIRS, HALVED), find_numbers(rd ^ 1, PAIRS, HALVED)
     # What the kernel before does not write is loaded while it still runs: weights of norms, and the first keys.
+    # As tensors of all queries, so that threads have what they need without exchanging it.
+    is_query = (rq < G)[:, None] & is_number[None, :]
+    is_turned = rd < 2 * PAIRS
     q_weight, k_weight, q_swapped, k_swapped = rd, rd, rd, rd
     if HAS_NORM:
-        q_weight = tl.load(Q_NORM + given, mask=is_number, other=0.0)
+        q_weight = tl.load(Q_NORM + given[None, :] + rq[:, None] * 0, mask=is_query, other=0.0)
         k_weight = tl.load(K_NORM + given, mask=is_number, other=0.0)
         if PAIRS > 0:
-            q_swapped = tl.load(Q_NORM + pair, mask=rd < 2 * PAIRS, other=0.0)
+            is_both = is_query & is_turned[None, :]
+            q_swapped = tl.load(Q_NORM + pair[None, :] + rq[:, None] * 0, mask=is_both, other=0.0)
             k_swapped = tl.load(K_NORM + pair, mask=rd < 2 * PAIRS, other=0.0)
     k_first, v_first = rd, rd
     if IS_EAGER:
@@ -141,35 +158,40 @@ def _attend(
     wait_for_input(PDL)
     if (length >= 0) & (split < used):
         # --- the queries, rotated to their position
-        heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rg)[:, None] * D
-        is_query = is_head[:, None] & is_number[None, :]
+        heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rq)[:, None] * D
         q = tl.load(heads_at + given[None, :], mask=is_query, other=0.0).to(tl.float32)
         key_at = QKV + row.to(tl.int64) * WIDTH + (HEADS + head) * D
         k_new = tl.load(key_at + given, mask=is_number, other=0.0).to(tl.float32)
         v_new = tl.load(key_at + KV_HEADS * D + rd, mask=is_number, other=0.0)
-        q_root, k_root = tl.full((GP,), 1.0, tl.float32), 1.0
-        if HAS_NORM:
-            q_root = tl.rsqrt(tl.sum(q * q, 1) / D + eps)
-            k_root = tl.rsqrt(tl.sum(k_new * k_new, 0) / D + eps)
-            q = q * q_root[:, None] * q_weight.to(tl.float32)[None, :]
-            k_new = k_new * k_root * k_weight.to(tl.float32)
-        if PAIRS > 0:
-            is_turned = rd < 2 * PAIRS
+        q_pair, k_pair, cos, sin, q_cos, q_sin = q, k_new, k_new, k_new, q, q
+        if PAIRS > 0:  # all loads before the first use of one: a norm's barriers would part them
             q_pair = tl.load(heads_at + pair[None, :], mask=is_query & is_turned[None, :], other=0.0).to(tl.float32)
             k_pair = tl.load(key_at + pair, mask=is_turned, other=0.0).to(tl.float32)
-            if HAS_NORM:
-                q_pair = q_pair * q_root[:, None] * q_swapped.to(tl.float32)[None, :]
-                k_pair = k_pair * k_root * k_swapped.to(tl.float32)
             turns = TURNS + row * 2 * PAIRS + rd // 2
             cos = tl.load(turns, mask=is_turned, other=1.0)
             sin = tl.load(turns + PAIRS, mask=is_turned, other=0.0)
+            turns = turns[None, :] + rq[:, None] * 0
+            q_cos = tl.load(turns, mask=is_query & is_turned[None, :], other=1.0)
+            q_sin = tl.load(turns + PAIRS, mask=is_query & is_turned[None, :], other=0.0)
+        q_root, k_root = tl.full((GJ,), 1.0, tl.float32), 1.0
+        if HAS_NORM:
+            q_root = tl.rsqrt(tl.sum(q * q, 1) / D + eps)
+            k_root = tl.rsqrt(tl.sum(k_new * k_new, 0) / D + eps)
+            q = q * q_root[:, None] * q_weight.to(tl.float32)
+            k_new = k_new * k_root * k_weight.to(tl.float32)
+        if PAIRS > 0:
+            if HAS_NORM:
+                q_pair = q_pair * q_root[:, None] * q_swapped.to(tl.float32)
+                k_pair = k_pair * k_root * k_swapped.to(tl.float32)
             sin = tl.where(rd % 2 == 0, -sin, sin)
-            q = q * cos[None, :] + q_pair * sin[None, :]
+            q = q * q_cos + q_pair * tl.where((rd % 2 == 0)[None, :], -q_sin, q_sin)
             k_new = k_new * cos + k_pair * sin
         slopes = tl.full((GP,), 0.0, tl.float32)
         if HAS_SLOPES:
             slopes = tl.load(SLOPES + head * G + rg, mask=is_head, other=0.0)
-        query = q.to(QKV.dtype.element_ty)
+        q = q.to(QKV.dtype.element_ty)
+        # The tensor cores' tile has more queries: the same ones again.
+        query = tl.reshape(tl.broadcast_to(q[None, :, :], (GP // GJ, GJ, DP)), (GP, DP))
         k_new = k_new.to(QKV.dtype.element_ty)
         # --- the keys held
         highest = tl.full((GP,), float("-inf"), tl.float32)
@@ -206,7 +228,8 @@ def _attend(
             highest, total, read = read_values(scores, v, highest, total, read, IS_EAGER or (HAS_WINDOW and PAGE > 0))
         # --- the new key, which the last part sees and writes
         if split == used - 1:
-            score = tl.sum(query.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
+            score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
+            score = tl.reshape(tl.broadcast_to(score[None, :], (GP // GJ, GJ)), (GP,))
             if HAS_CAP:
                 score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
             if HAS_SLOPES:
@@ -227,11 +250,19 @@ def _attend(
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
         # --- combining the parts
-        put_together(
-            read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
-            row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
-            SINKS + head * G, HAS_SINKS,
-        )  # fmt: skip
+        if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
+            if (used > 1) & (used <= CLUSTER):
+                combine_parts(
+                    read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, split, used,
+                    G, G, HEADS * D, D, GP, DP, GJ, CLUSTER, ROOM, SINKS + head * G, HAS_SINKS,
+                )  # fmt: skip
+                used = 0
+        if used > 0:
+            put_together(
+                read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+                row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+                SINKS + head * G, HAS_SINKS,
+            )  # fmt: skip
 
 
 class StepAttention(SplitAttention):
@@ -254,7 +285,8 @@ class StepAttention(SplitAttention):
 
     def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
         block, stages = fit_memory(self._tiling, self._width * qkv.element_size(), layout)
-        constants = {
+        cluster = self._count_cluster(qkv, layout)
+        constants: dict[str, Any] = {
             "DP": self._width,
             "BLOCK": block,
             "ASKED": ASKED,
@@ -265,6 +297,9 @@ class StepAttention(SplitAttention):
             "IS_AWAY": layout.is_away,
             "IS_EAGER": self._is_eager(layout),
             "DISTANCES": self._distances,
+            "CLUSTER": cluster,
+            "CLUSTER_KEYS": CLUSTER_KEYS,
+            "ROOM": make_room(cluster, self._joined, self._width),
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
@@ -272,7 +307,14 @@ class StepAttention(SplitAttention):
             constants["HAS_SLOPES"] = False
         if self._tiling.registers is not None:
             constants["maxnreg"] = self._tiling.registers
-        return Launch(_attend, self._tiling.chunk, constants)
+        return Launch(_attend, self._tiling.chunk, constants, cluster=cluster)
+
+    def _count_cluster(self, qkv: torch.Tensor, layout: KeyLayout) -> int:
+        """How many programs combine their parts in shared memory: as many as were measured and fit, or 1."""
+        if not can_overlap() or layout.is_away or self._distances or qkv.element_size() > 2:
+            return 1
+        cluster = min(self._tiling.cluster, self.splits)
+        return cluster if count_room(cluster, self._joined, self._width) <= LARGEST_ROOM else 1
 
     def _is_eager(self, layout: KeyLayout) -> bool:
         """Whether the first keys are loaded before the queries are there.
@@ -300,6 +342,8 @@ def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
         if shape.kv_heads == shape.heads and NARROW < shape.width < WIDEST:
             return ONE_ROW_OF_LONE_HEADS
         is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
+        if shape.width <= NARROW:
+            return ONE_ROW_OF_NARROW_HEADS
         return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 

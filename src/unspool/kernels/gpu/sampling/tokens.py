@@ -82,10 +82,10 @@ def _find_highest(LOGITS, TOPS, cap, V, HAS_CAP: tl.constexpr, TILE: tl.constexp
     tl.store(TOPS + row * tl.num_programs(1) + tile, tl.max(logits, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_logged"])
 def _take_highest(
-    LOGITS, TOPS, TOKENS, LENGTHS, LOG, V, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr, LOGGED: tl.constexpr, PDL: tl.constexpr,
+    LOGITS, TOPS, TOKENS, LENGTHS, LOG, V, num_tiles, num_logged,
+    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
@@ -102,8 +102,8 @@ def _take_highest(
     tl.store(TOKENS + row, token.to(tl.int64))
     length = tl.load(LENGTHS + row)
     tl.store(LENGTHS + row, tl.where(length >= 0, length + 1, length))
-    if LOGGED > 0:
-        line = tl.maximum(length, 0) % LOGGED
+    if num_logged > 0:
+        line = tl.maximum(length, 0) % num_logged
         tl.store(LOG + line * tl.num_programs(0) + row, token.to(tl.int64))
 
 
@@ -164,9 +164,9 @@ def take_found(
         log if log is not None else tokens,
         vocab,
         num_tiles,
+        len(log) if log is not None else 0,
         TILE=TILE,
         TILES=max(2, triton.next_power_of_2(num_tiles)),
-        LOGGED=len(log) if log is not None else 0,
         num_warps=8,
         **launch_options(),
     )

@@ -1,0 +1,209 @@
+/* Products with floats that bfloat16 holds: a matrix in half of the bytes. Included by products.h.
+ *
+ * A panel is 16 output rows, a tile of it 32 columns: 16 pairs of columns of all its rows, 1 KB. So a word of 4 bytes has two
+ * columns of one row, the first in its lower half, and a tile is what the matrix unit (AMX) multiplies by. Elsewhere an
+ * activation is multiplied by a column of the panel at once. Every sum of a row and an output is made in the order of the
+ * columns, whatever else is multiplied: a row has the same bits alone and in a batch.
+ */
+#ifndef UNSPOOL_NARROW_H
+#define UNSPOOL_NARROW_H
+
+#define PAIR (2 * US_PANEL) /* output rows of two panels, which are made together */
+
+/* Two panels, and how far off those lie that are read next (bytes). Of one panel, `second` is NULL. */
+typedef struct {
+    const uint8_t *first, *second;
+    size_t step;
+} panels;
+
+static panels find_panels(const us_matrix *w, int64_t first, int64_t second, int is_pair, int32_t step) {
+    const size_t bytes = sizeof(uint16_t) * US_PANEL * (size_t)w->columns;
+    const uint8_t *data = w->data;
+    return (panels){data + (size_t)first * bytes, is_pair ? data + (size_t)second * bytes : NULL, (size_t)step * bytes};
+}
+
+/* Ask for the share of a tile that this turn of `turns` brings into the second-level cache. */
+INLINE void ask_share(const uint8_t *tile, int32_t turn, int32_t turns) {
+    for (int32_t line = US_PANEL * turn / turns; line < US_PANEL * (turn + 1) / turns; line++) __builtin_prefetch(tile + 64 * line, 0, 2);
+}
+
+#if defined(US_AMX)
+#define NARROW_M 16 /* rows of activations that are multiplied together */
+
+#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
+#define TILE_LOAD(t, p) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((size_t)64) : "memory")
+#define TILE_STORE(t, p) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((size_t)64) : "memory")
+#define TILE_ADD(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+
+/* Give the registers their shapes: sums and activations of up to 16 rows, and a tile of weights. */
+static void begin_narrow(int32_t num_rows) {
+    struct {
+        uint8_t palette, start, unused[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shapes = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        shapes.bytes[t] = 64;
+        shapes.rows[t] = (uint8_t)(t == 7 || num_rows > US_PANEL ? US_PANEL : num_rows);
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
+}
+static void end_narrow(void) { __asm__ volatile("tilerelease" ::); }
+
+/* Write a row of floats as three numbers of bfloat16 each, whose sum it is: the upper halves of the float, of what is left,
+ * and of what is left then. Rows lie in groups of 16: (groups, columns / 32, 3, rows of the group, 32). */
+static void split_row(const float *x, int32_t columns, int32_t row, int32_t num_rows, uint16_t *pieces) {
+    static const _Alignas(64) uint16_t odd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                  33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    const __m512i halves = _mm512_load_si512(odd), upper = _mm512_set1_epi32((int32_t)0xffff0000);
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    const int32_t first = row / US_PANEL * US_PANEL, rows = num_rows - first < US_PANEL ? num_rows - first : US_PANEL;
+    const size_t apart = (size_t)rows * US_BLOCK;
+    pieces += 3 * (size_t)first * (size_t)columns + (size_t)(row - first) * US_BLOCK;
+    for (int32_t k = 0; k < columns; k += US_BLOCK, pieces += 3 * apart) {
+        __m512i piece[3][2];
+        for (int half = 0; half < 2; half++) {
+            const __m512 v = _mm512_loadu_ps(x + k + 16 * half);
+            const __m512i bits = _mm512_castps_si512(v);
+            const __mmask16 is_none = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+            const __mmask16 is_finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
+            __m512i high = _mm512_and_si512(bits, upper);
+            __m512 left = _mm512_maskz_sub_ps(is_finite, v, _mm512_castsi512_ps(high));
+            high = _mm512_mask_or_epi32(high, is_none, high, _mm512_set1_epi32(0x00400000)); /* NaN whatever is cut off */
+            piece[0][half] = high;
+            piece[1][half] = _mm512_and_si512(_mm512_castps_si512(left), upper);
+            piece[2][half] = _mm512_castps_si512(_mm512_sub_ps(left, _mm512_castsi512_ps(piece[1][half])));
+        }
+        for (int i = 0; i < 3; i++)
+            _mm512_storeu_si512(pieces + (size_t)i * apart, _mm512_permutex2var_epi16(piece[i][0], halves, piece[i][1]));
+    }
+}
+
+/* Up to 16 rows from `row` on times two panels, or one: out[row][PAIR]. How many rows those are. */
+INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, const uint16_t *pieces, int32_t row, int32_t num_rows,
+                              float *out) {
+    const int32_t rows = num_rows - row < US_PANEL ? num_rows - row : US_PANEL, turns = (num_rows + US_PANEL - 1) / US_PANEL;
+    const size_t apart = (size_t)rows * US_BLOCK;
+    _Alignas(64) float made[2][3][US_PANEL][US_PANEL];
+    pieces += 3 * (size_t)row * (size_t)columns;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    if (has_second) {
+        TILE_ZERO(3);
+        TILE_ZERO(4);
+        TILE_ZERO(5);
+    }
+    for (int32_t k = 0; k < columns; k += US_BLOCK, pieces += 3 * apart, p.first += 1024, p.second += has_second ? 1024 : 0) {
+        ask_share(p.first + p.step, row / US_PANEL, turns);
+        TILE_LOAD(7, p.first);
+        TILE_LOAD(6, pieces);
+        TILE_ADD(0, 6, 7);
+        TILE_LOAD(6, pieces + apart);
+        TILE_ADD(1, 6, 7);
+        TILE_LOAD(6, pieces + 2 * apart);
+        TILE_ADD(2, 6, 7);
+        if (!has_second) continue;
+        ask_share(p.second + p.step, row / US_PANEL, turns);
+        TILE_LOAD(7, p.second);
+        TILE_ADD(5, 6, 7);
+        TILE_LOAD(6, pieces + apart);
+        TILE_ADD(4, 6, 7);
+        TILE_LOAD(6, pieces);
+        TILE_ADD(3, 6, 7);
+    }
+    TILE_STORE(0, made[0][0]);
+    TILE_STORE(1, made[0][1]);
+    TILE_STORE(2, made[0][2]);
+    if (has_second) {
+        TILE_STORE(3, made[1][0]);
+        TILE_STORE(4, made[1][1]);
+        TILE_STORE(5, made[1][2]);
+    }
+    for (int32_t m = 0; m < rows; m++)
+        for (int i = 0; i < 1 + has_second; i++)
+            store(out + PAIR * m + US_PANEL * i, load(made[i][0][m]) + (load(made[i][1][m]) + load(made[i][2][m])));
+    return rows;
+}
+
+static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+    if (p.second) return multiply_group(p, 1, columns, in->pieces, row, num_rows, out);
+    return multiply_group(p, 0, columns, in->pieces, row, num_rows, out);
+}
+
+#else
+#if defined(US_AVX512)
+#define NARROW_M 8
+#define CHAINS 2 /* sums of a row and an output: those of even and of odd columns, or one */
+#elif defined(US_AVX2)
+#define NARROW_M 6
+#define CHAINS 1
+#else
+#define NARROW_M 4
+#define CHAINS 1
+#endif
+#define VECTORS (US_PANEL / LANES)
+
+static void begin_narrow(int32_t num_rows) { (void)num_rows; }
+static void end_narrow(void) {}
+
+INLINE void rows_of_panel(const uint8_t *w, const uint8_t *ahead, int32_t columns, const float *x, size_t stride, const int M,
+                          int32_t turn, int32_t turns, float *out) {
+    vec total[CHAINS][VECTORS][NARROW_M];
+    UNROLLED for (int i = 0; i < CHAINS; i++)
+        UNROLLED for (int v = 0; v < VECTORS; v++) EACH_ROW total[i][v][m] = fill(0);
+    for (int32_t begin = 0; begin < columns; begin += US_BLOCK, ahead += 1024) {
+        ask_share(ahead, turn, turns);
+        for (int32_t k = begin; k < begin + US_BLOCK; k += 2, w += 64) {
+            vec even[VECTORS], odd[VECTORS];
+            UNROLLED for (int v = 0; v < VECTORS; v++) {
+                veci both;
+                memcpy(&both, w + 4 * LANES * v, sizeof both);
+                even[v] = as_floats(both << 16);
+                odd[v] = as_floats(both & (int32_t)0xffff0000);
+            }
+            EACH_ROW {
+                UNROLLED for (int v = 0; v < VECTORS; v++) total[0][v][m] += even[v] * x[m * stride + k];
+            }
+            EACH_ROW {
+                UNROLLED for (int v = 0; v < VECTORS; v++) total[CHAINS - 1][v][m] += odd[v] * x[m * stride + k + 1];
+            }
+        }
+    }
+    EACH_ROW {
+        UNROLLED for (int v = 0; v < VECTORS; v++)
+            store(out + PAIR * m + LANES * v, CHAINS == 2 ? total[0][v][m] + total[1][v][m] : total[0][v][m]);
+    }
+}
+
+/* Up to NARROW_M rows from `row` on times two panels, or one: out[row][PAIR]. How many rows those are. */
+static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+    const int32_t turns = (num_rows + NARROW_M - 1) / NARROW_M, turn = ((row + 1) * turns - 1) / num_rows;
+    const int32_t rows = num_rows * (turn + 1) / turns - row;
+    const float *x = in->x + (size_t)row * in->stride;
+#define ROWS(M) \
+    case M: rows_of_panel(w, w + p.step, columns, x, in->stride, M, turn, turns, to); break
+    for (int i = 0; i < (p.second ? 2 : 1); i++) {
+        const uint8_t *w = i ? p.second : p.first;
+        float *to = out + US_PANEL * i;
+        switch (rows) {
+            ROWS(1);
+            ROWS(2);
+            ROWS(3);
+            ROWS(4);
+#if NARROW_M > 4
+            ROWS(5);
+            ROWS(6);
+#endif
+#if NARROW_M > 6
+            ROWS(7);
+            ROWS(8);
+#endif
+        }
+    }
+#undef ROWS
+    return rows;
+}
+#endif
+
+#endif

@@ -1,0 +1,115 @@
+"""Programs of one cluster (Hopper): neighbours that run at the same time and write into each other's shared memory.
+
+Parts of an attention that are combined there go through no other memory: no count, and no loads that wait for one
+another. Triton has no words for it; the instructions are those of PTX's `mapa`, `st.shared::cluster` and
+`barrier.cluster`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def announce(IS_FREE: tl.constexpr):
+    """Arrive at the cluster's barrier; what this program wrote is visible to those who wait, unless it is `IS_FREE`."""
+    if IS_FREE:
+        tl.inline_asm_elementwise(
+            "{ barrier.cluster.arrive.relaxed; mov.b32 $0, 0; }", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        tl.inline_asm_elementwise(
+            "{ barrier.cluster.arrive.release; mov.b32 $0, 0; }", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def await_others():
+    """Wait for all programs of the cluster that have not ended to arrive at its barrier."""
+    tl.inline_asm_elementwise(
+        "{ barrier.cluster.wait.acquire; mov.b32 $0, 0; }", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def find_first(here):
+    """The address in the first program's shared memory that `here` is in this one's."""
+    return tl.inline_asm_elementwise(
+        "mapa.shared::cluster.u32 $0, $1, 0;", "=r,r", [here], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def push(at, value, is_there):
+    """Write float32 numbers to addresses of `find_first`."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred there;
+        setp.ne.s32 there, $3, 0;
+        @there st.shared::cluster.f32 [$1], $2;
+        mov.b32 $0, 0;
+        }""",
+        "=r,r,f,r", [at, value, is_there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def pull(at):
+    """Read float32 numbers of this program's shared memory."""
+    return tl.inline_asm_elementwise(
+        "ld.shared.f32 $0, [$1];", "=f,r", [at], dtype=tl.float32, is_pure=False, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
+def combine_parts(
+    read, highest, total, OUT, rank, used,
+    QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
+    GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, CLUSTER: tl.constexpr, ROOM: tl.constexpr,
+    SINKS, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """`split_attention.put_together` for parts of one cluster: the first program adds them up."""
+    STATS: tl.constexpr = CLUSTER * GJ * 8  # bytes before the parts
+    here = tl.inline_asm_elementwise(ROOM, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    there = find_first(here)
+    rg, rd = tl.arange(0, GP)[:, None], tl.arange(0, DP)[None, :]
+    is_head = (rg < QUERIES) & (rd >= 0)
+    part = rank * GJ + rg
+    await_others()  # until all have begun
+    push(there + STATS + (part * DP + rd) * 4, read, is_head)
+    push(there + part * 8 + rd * 0, highest[:, None] + tl.zeros_like(read), is_head & (rd == 0))
+    push(there + part * 8 + 4 + rd * 0, total[:, None] + tl.zeros_like(read), is_head & (rd == 0))
+    announce(False)
+    if rank == 0:
+        await_others()
+        rq = tl.arange(0, GJ)[:, None]
+        top_at = here + rq * 8 + rd * 0
+        peak = tl.full((GJ, DP), float("-inf"), tl.float32)
+        for number in tl.static_range(CLUSTER):
+            top = tl.where(number < used, pull(top_at + number * GJ * 8), float("-inf"))
+            peak = tl.maximum(peak, top)
+        joined, whole = tl.zeros((GJ, DP), tl.float32), tl.zeros((GJ, DP), tl.float32)
+        for number in tl.static_range(CLUSTER):
+            is_part = number < used
+            top = tl.where(is_part, pull(top_at + number * GJ * 8), float("-inf"))
+            weight = tl.exp(top - peak)
+            whole += tl.where(is_part, pull(top_at + number * GJ * 8 + 4), 0.0) * weight
+            its = pull(here + STATS + ((number * GJ + rq) * DP + rd) * 4)
+            joined += tl.where(is_part, its, 0.0) * weight
+        is_one = (rq < QUERIES) & (rd < D)
+        if HAS_SINKS:
+            whole += tl.exp(tl.load(SINKS + rq % G + rd * 0, mask=is_one, other=0.0).to(tl.float32) - peak)
+        target = OUT + (rq // G * TOKEN + rq % G * D) + rd
+        tl.store(target, (joined / whole).to(OUT.dtype.element_ty), mask=is_one)
+
+
+def count_room(cluster: int, queries: int, width: int) -> int:
+    """The bytes of shared memory that a cluster's parts take."""
+    return cluster * queries * (2 + width) * 4
+
+
+def make_room(cluster: int, queries: int, width: int) -> str:
+    """The instructions that reserve this memory, and say where it is."""
+    size = count_room(cluster, queries, width)
+    return f"{{ .shared .align 16 .b8 parts_of_cluster[{size}]; mov.u32 $0, parts_of_cluster; }}"
