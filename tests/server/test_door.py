@@ -213,3 +213,14 @@ def test_the_log_has_no_prompts_and_no_keys(capsys: pytest.CaptureFixture[str]) 
     told = [line for line in lines if line["event"] == "request"]
     assert [line["status"] for line in told] == [200, 400] and told[0]["new_tokens"] == 4 and told[0]["key"] == 1
     assert not any(secret in json.dumps(lines) for secret in (*KEYS, "hello"))
+
+
+def test_the_line_to_try_works_from_this_machine_and_names_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    from unspool.server.serving import print_ready
+
+    print_ready("http://0.0.0.0:8000", "a model", needs_key=True)
+    said = capsys.readouterr().err
+    assert "serving a model at http://0.0.0.0:8000/v1" in said
+    assert 'curl http://127.0.0.1:8000/v1/chat/completions -H "Authorization: Bearer $KEY" -d' in said
+    print_ready("http://127.0.0.1:8000", "a model")
+    assert "Authorization" not in capsys.readouterr().err

@@ -247,8 +247,10 @@ def make_server(
     return Server(config)
 
 
-def print_ready(address: str, model: str) -> None:
-    """The address, and a line to try it with."""
+def print_ready(address: str, model: str, *, needs_key: bool = False) -> None:
+    """The address, and a line to try it with from this machine."""
     body = '{"messages": [{"role": "user", "content": "Write a haiku about a lighthouse."}]}'
+    here = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")  # where a client can't connect to
+    key = '-H "Authorization: Bearer $KEY" ' if needs_key else ""
     print(f"serving {model} at {address}/v1", file=sys.stderr)
-    print(f"try: curl {address}/v1/chat/completions -d '{body}'", file=sys.stderr, flush=True)
+    print(f"try: curl {here}/v1/chat/completions {key}-d '{body}'", file=sys.stderr, flush=True)
