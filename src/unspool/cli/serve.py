@@ -123,9 +123,7 @@ def execute(arguments: argparse.Namespace) -> int:
         models,
         host=arguments.host,
         port=arguments.port,
-        on_ready=lambda address: print_ready(
-            address, ", ".join(models), needs_key=arguments.api_key_file is not None
-        ),
+        on_ready=lambda address: print_ready(address, ", ".join(models), needs_key=arguments.api_key_file is not None),
         allows_anyone=arguments.no_keys,
         keys=read_key_file(arguments.api_key_file) if arguments.api_key_file is not None else (),
         hosts=arguments.allowed_host,
