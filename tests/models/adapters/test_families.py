@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.models.adapters.tiny import DECODERS, PAIRS, make_inputs, make_once
 
 import unspool
 from unspool.api.core import as_model
 from unspool.errors import SettingError
+from unspool.models.adapters.description import describe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # GPTBigCode's own
 
@@ -109,3 +111,22 @@ def test_how_ragged_rows_are_read(name: str) -> None:
     assert forward.path_reason.startswith("a transformers model runs its own forward")
     assert ("shifted to end together" in forward.path_reason) == (name in ALIGNED)
     assert cache.lengths == [8, 4, 13]
+
+
+def test_a_model_that_sees_every_key_without_a_mask_is_given_one() -> None:
+    """Doge's attention with torch's operator: no mask, which transformers leaves out without padding, hides nothing."""
+    config = transformers.DogeConfig(
+        **{"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+    )
+    torch.manual_seed(0)
+    model = transformers.DogeForCausalLM(config).eval()
+    for part in model.parameters():
+        torch.nn.init.normal_(part, std=0.3)
+    reason = describe(model).why_aligned
+    assert reason is not None and "sees every key" in reason  # in transformers below 5.22 the tokens show it too
+    inputs = make_inputs(is_left=True)
+    whole = {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
+    for given in (inputs, whole):
+        expected = model.generate(**given, **NEW, do_sample=False)
+        assert torch.equal(unspool.generate(model, **given, **NEW), expected)

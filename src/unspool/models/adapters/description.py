@@ -15,6 +15,7 @@ from unspool.models.adapters.rotation import Rotation, find_rotation
 from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
+_DYNAMIC_MASKS = "prepare_dynamic_mask"  # of Doge's attention
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
 _KEY_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 # A decoder's own number stands before one that its encoder may have named.
@@ -290,6 +291,8 @@ def _explain_alignment(
         return "it makes its masks in a way of its own"
     if _flattens_masks(model):
         return "it makes rows of any mask that it is given"
+    if _DYNAMIC_MASKS in names["all"]:
+        return "its attention makes a mask of the one it is given, and sees every key if there is none"
     if "local" in (getattr(config, "attention_layers", None) or ()):
         return "its local layers count keys from the last column"
     if listed - set(KIND_NAMES):
