@@ -116,8 +116,14 @@ def test_how_ragged_rows_are_read(name: str) -> None:
 def test_a_model_that_sees_every_key_without_a_mask_is_given_one() -> None:
     """Doge's attention with torch's operator: no mask, which transformers leaves out without padding, hides nothing."""
     config = transformers.DogeConfig(
-        **{"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
     )
     torch.manual_seed(0)
     model = transformers.DogeForCausalLM(config).eval()
