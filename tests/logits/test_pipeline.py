@@ -297,7 +297,7 @@ def test_rows_alone_are_rows_in_a_batch_whatever_their_lengths(settings: dict[st
         )
         for _ in call:
             pass
-        assert call.prompt_ids.shape[1] == width
+        assert call.parts.prompt_ids.shape[1] == width
         return call.emitted
 
     seeds = {"seed": [3, 4, 5]} if "seed" in settings else {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from unspool.errors import LoadError, UnsupportedError
@@ -176,6 +176,7 @@ def test_sentencepiece_merges_by_score(
     text: str, sentencepiece_metadata: dict[str, Any], sentencepiece: Tokenizer
 ) -> None:
     text = text.replace("\u2581", "")  # the sign for a space decodes to one
+    assume(not any(special in text for special in ("<unk>", "<s>", "</s>")))  # which a text may name
     assert sentencepiece.encode(text) == encode_by_hand(text, sentencepiece_metadata)
     assert sentencepiece.decode(sentencepiece.encode(text), skip_special_tokens=True) == text
 

@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from tests.fuzz.findings import Difference
 from unspool.errors import LoadError
-from unspool.text.patterns import find_work
+from unspool.text.patterns import find_cost
 
 NAME = "tokenizer_pattern"
 SHARE = 0.5
@@ -51,7 +51,7 @@ def _make_step(rng: Random) -> str:
 def run(given: tuple[str, list[str]], folder: Path) -> None:
     """Refuse what has no proof; time the others."""
     pattern, texts = given
-    if find_work(pattern).degree != 1:
+    if find_cost(pattern).degree != 1:
         raise LoadError("no proof")
     try:
         split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
