@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 import pytest
@@ -112,9 +113,14 @@ def test_the_proof_holds_on_long_texts(name: str) -> None:
     split = pre_tokenizers.Split(Regex(LINEAR[name]), "isolated")
     runs = ("a", "A", " ", "\n", "1", "日", ".", "'", "é\u0301", "Aa", " \n", "\n ", " a", "▁", "aA1. \n")
     for text in [run * (10_000 // len(run)) + end for run in runs for end in ("a", "1")]:
-        start = time.thread_time()
-        split.pre_tokenize_str(text)
-        assert time.thread_time() - start < 0.12, text[:10]  # a square of 10,000 takes twice as long
+        least = math.inf  # of three: a collection of garbage counts as this thread's time
+        for _ in range(3):
+            start = time.thread_time()
+            split.pre_tokenize_str(text)
+            least = min(least, time.thread_time() - start)
+            if least < 0.12:
+                break
+        assert least < 0.12, text[:10]  # a square of 10,000 takes twice as long
 
 
 @pytest.mark.parametrize("name", SQUARE)
