@@ -11,6 +11,7 @@ from unspool.config import PARAMETERS, GenerationConfig
 from unspool.decoding.inputs import Inputs
 from unspool.errors import SettingError
 from unspool.models.adapters import (
+    MODEL_INPUTS,
     ColumnModel,
     drop_unknown_tokens,
     find_adapter,
@@ -25,17 +26,7 @@ from unspool.models.adapters import (
 from unspool.plan import Origin, merge
 from unspool.protocols import Model
 
-INPUT_NAMES = (
-    "input_ids",
-    "attention_mask",
-    "inputs_embeds",
-    "decoder_input_ids",
-    "encoder_outputs",
-    "input_features",
-    "negative_prompt_ids",
-    "negative_prompt_attention_mask",
-)
-_MODEL_INPUTS = INPUT_NAMES[:6]  # those that a model's forward takes
+INPUT_NAMES = (*MODEL_INPUTS, "negative_prompt_ids", "negative_prompt_attention_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +88,7 @@ def _open_object(
     model: Any, inputs: Any, given: Inputs, extra: Mapping[str, Any], settings: GenerationConfig, assistant: Any
 ) -> tuple[Model, Any, Any]:
     """The model, the drafting model and the cache of a call with a transformers object."""
-    everything = {name: getattr(given, name) for name in _MODEL_INPUTS} | dict(extra)
+    everything = {name: getattr(given, name) for name in MODEL_INPUTS} | dict(extra)
     core = open_call(model, inputs, everything, settings, everything.pop("native"))
     drop_unknown_tokens(settings, core.info.vocab_size)
     if not isinstance(core, ColumnModel):

@@ -57,8 +57,7 @@ class LogitsChoice:
         scores = self._process(logits)
         if self._mark is not None:
             drawn = self._mark.draw(scores, columns, None if self._plain is None else self._plain[self._step])
-        if self._mark is not None and drawn is None:
-            scores = self._mark.mark(scores, columns)
+            scores = self._mark.mark(scores, columns) if drawn is None else scores
         chosen = drawn
         if chosen is None or NO_MARK in chosen:
             others = self._choose(scores)
@@ -72,10 +71,11 @@ class LogitsChoice:
         """Take the mark off the chain's end, if it can be made ready for all steps."""
         self._may_mark = False
         self._mark = self._processors[-1].prepare_steps(self._ids, vocab, self._pads)
-        if self._mark is not None and self._tail is None and self._uniforms is not None:
+        if self._mark is None:
+            return
+        self._processors = LogitsProcessorList(self._processors[:-1])
+        if self._tail is None and self._uniforms is not None:
             self._plain = np.ascontiguousarray(self._uniforms.double().numpy().T)
-        if self._mark is not None:
-            self._processors = LogitsProcessorList(self._processors[:-1])
 
     def _choose(self, scores: torch.Tensor) -> list[int]:
         if self._draws is not None and scores.dtype == torch.float32:

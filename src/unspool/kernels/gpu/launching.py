@@ -66,6 +66,12 @@ def can_overlap() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= HOPPER
 
 
+@cache
+def is_hopper() -> bool:
+    """Whether the GPU is of the generation whose own instructions some kernels use, and were measured on."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == HOPPER
+
+
 def launch_options() -> dict[str, Any]:
     """The options for every launch of a kernel that calls `wait_for_input`."""
     return {"PDL": True, "launch_pdl": True} if can_overlap() else {"PDL": False}

@@ -2,6 +2,7 @@
 
 from unspool.models.adapters.columns import ColumnModel, prepare_call
 from unspool.models.adapters.door import (
+    MODEL_INPUTS,
     Adapted,
     adapt,
     find_adapter,
@@ -27,6 +28,7 @@ from unspool.models.adapters.settings import (
 from unspool.models.adapters.twin import drop_twin, prepare_twin
 
 __all__ = [
+    "MODEL_INPUTS",
     "Adapted",
     "ColumnModel",
     "adapt",

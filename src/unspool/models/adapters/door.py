@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -148,7 +148,11 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
     past = given.get("past_key_values")
     if past is not None and not isinstance(past, Cache | tuple | list):
         return f"past_key_values are transformers' {type(past).__name__}"
-    extra = [name for name, value in given.items() if value is not None and name not in (*_KNOWN, *_FREE)]
+    extra = [
+        name
+        for name, value in given.items()
+        if value is not None and name not in (*MODEL_INPUTS, "past_key_values", *_FREE)
+    ]
     if extra:
         return f"{kind} is given {', '.join(sorted(extra))}"
     if settings.compile_config is not None:
@@ -201,14 +205,14 @@ def _has_zeros(mask: Any) -> bool:
     return isinstance(mask, torch.Tensor) and not bool(mask.bool().all())
 
 
-_KNOWN = (
+# What a call is given for a model's forward, by the reference's names.
+MODEL_INPUTS: Final = (
     "input_ids",
     "attention_mask",
     "inputs_embeds",
     "decoder_input_ids",
     "encoder_outputs",
     "input_features",
-    "past_key_values",
 )
 
 

@@ -8,7 +8,6 @@ Hopper's copy engine, which fills what is beyond the prompt with zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import torch
@@ -16,10 +15,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from unspool.kernels.gpu.launching import launch
+from unspool.kernels.gpu.launching import is_hopper, launch
 
 _LOG2_E: Final = 1.4426950408889634
-_HOPPER: Final = (9, 0)
 _WIDTHS: Final = (64, 128)  # numbers per head
 _ALIGNED: Final = 16  # bytes: what the copy engine takes
 
@@ -90,7 +88,7 @@ def _attend_prompt(
 def can_attend_prompt(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether the kernel takes these, on a GPU for which it was measured."""
     return (
-        _is_hopper()
+        is_hopper()
         and queries.dtype in (torch.bfloat16, torch.float16)
         and queries.dtype == keys.dtype == values.dtype
         and queries.shape[2:] == keys.shape[2:]
@@ -98,11 +96,6 @@ def can_attend_prompt(queries: torch.Tensor, keys: torch.Tensor, values: torch.T
         and queries.shape[3] in _WIDTHS
         and all(map(_lies_well, (queries, keys, values)))
     )
-
-
-@cache
-def _is_hopper() -> bool:
-    return torch.cuda.get_device_capability() == _HOPPER
 
 
 def _lies_well(x: torch.Tensor) -> bool:

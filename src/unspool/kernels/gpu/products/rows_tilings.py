@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from unspool.kernels.gpu.launching import is_hopper
 from unspool.kernels.gpu.products.rows_product import RowsTiling
 from unspool.kernels.gpu.products.words import WordKind
 
@@ -20,7 +21,6 @@ _MOST_SPLITS: Final = 8
 _LARGE_BYTES: Final = 200_000  # shared memory of a program, as data centres' GPUs have it
 _USUAL_PROCESSORS: Final = 132
 
-_HOPPER: Final = (9, 0)
 _WIDTH: Final = 128  # columns of a tile of plain numbers
 
 _Tile = tuple[int, int, int, int]  # outputs, columns, warps, stages
@@ -97,7 +97,7 @@ def _choose_plain(outputs: int, inputs: int, num_rows: int, *, is_gated: bool, i
 @cache
 def _starts_early() -> bool:
     """Whether there is a kernel that copies tiles before its input is there: on Hopper, with Triton's Gluon."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != _HOPPER:
+    if not is_hopper():
         return False
     try:
         import unspool.kernels.gpu.products.early_product  # noqa: F401 - is it there?
