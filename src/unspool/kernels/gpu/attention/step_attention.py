@@ -14,7 +14,15 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention.clusters import announce, combine_parts, count_room, make_room
+from unspool.kernels.gpu.attention.clusters import (
+    announce,
+    await_others,
+    count_room,
+    find_parts,
+    join_parts,
+    make_room,
+    push_part,
+)
 from unspool.kernels.gpu.attention.key_lookup import (
     find_home,
     find_keys,
@@ -59,6 +67,7 @@ class AttentionTiling:
     stages: int
     registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
     cluster: int = 1  # neighbouring programs that combine their parts in shared memory, if these have all keys
+    is_eager: bool = False  # the first keys are loaded before the queries are there
 
 
 # Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
@@ -66,7 +75,9 @@ class AttentionTiling:
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B: some 5 % of a step
 ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
-ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96)  # of 80 numbers (Phi-2): 1 % of a step
+# The first keys early: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
+ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, is_eager=True)
+ONE_ROW_OF_SMALL_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96, is_eager=True)  # Phi-2: 1 % of a step
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
@@ -114,6 +125,9 @@ def _attend(
         few = tl.maximum(tl.cdiv(tl.cdiv(num_keys, CLUSTER), BLOCK) * BLOCK, smallest_chunk)
         chunk = tl.where(num_keys <= CLUSTER * CLUSTER_KEYS, few, chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    parts_at, is_joined = 0, False
+    if CLUSTER > 1:
+        parts_at, is_joined = find_parts(ROOM), (length >= 0) & (used > 1) & (used <= CLUSTER)
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
     if BRANCHES == 0:  # a few keys can be prefetched while the queries are still computed
@@ -250,18 +264,25 @@ def _attend(
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
         # --- combining the parts
-        if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
-            if (used > 1) & (used <= CLUSTER):
-                combine_parts(
-                    read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, split, used,
-                    G, G, HEADS * D, D, GP, DP, GJ, CLUSTER, ROOM, SINKS + head * G, HAS_SINKS,
-                )  # fmt: skip
-                used = 0
-        if used > 0:
+        if is_joined:
+            if CLUSTER > 1:
+                await_others()  # until all have begun
+                push_part(read, highest, total, parts_at, split, G, GP, DP, GJ, CLUSTER)
+        else:
             put_together(
                 read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
                 row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
                 SINKS + head * G, HAS_SINKS,
+            )  # fmt: skip
+    if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
+        if is_joined & (split < CLUSTER):
+            if split >= used:
+                await_others()
+            announce(False)
+            await_others()
+            join_parts(
+                OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, parts_at, split, used,
+                G, G, HEADS * D, D, DP, GJ, CLUSTER, SINKS + head * G, HAS_SINKS,
             )  # fmt: skip
 
 
@@ -295,7 +316,7 @@ class StepAttention(SplitAttention):
             "PAGE": layout.block_size,
             "IS_RING": layout.is_ring,
             "IS_AWAY": layout.is_away,
-            "IS_EAGER": self._is_eager(layout),
+            "IS_EAGER": self._tiling.is_eager and not layout.branches and not layout.is_away,
             "DISTANCES": self._distances,
             "CLUSTER": cluster,
             "CLUSTER_KEYS": CLUSTER_KEYS,
@@ -316,15 +337,6 @@ class StepAttention(SplitAttention):
         cluster = min(self._tiling.cluster, self.splits)
         return cluster if count_room(cluster, self._joined, self._width) <= LARGEST_ROOM else 1
 
-    def _is_eager(self, layout: KeyLayout) -> bool:
-        """Whether the first keys are loaded before the queries are there.
-
-        Measured on an H200: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
-        """
-        shape = self._shape
-        is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST
-        return is_fit and self._rows == 1 and not layout.branches and not layout.is_away
-
 
 def count_splits(wanted: int) -> int:
     """The number of programs that share a row's keys: a power of two."""
@@ -339,12 +351,11 @@ def pad_width(shape: HeadShape) -> int:
 def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     """The best tiling measured on an H200."""
     if rows == 1:
-        if shape.kv_heads == shape.heads and NARROW < shape.width < WIDEST:
-            return ONE_ROW_OF_LONE_HEADS
-        is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
         if shape.width <= NARROW:
             return ONE_ROW_OF_NARROW_HEADS
-        return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
+        if shape.kv_heads == shape.heads and shape.width <= WIDEST:
+            return ONE_ROW_OF_LONE_HEADS if shape.width == WIDEST else ONE_ROW_OF_SMALL_LONE_HEADS
+        return ONE_ROW_OF_FEW_HEADS if shape.heads <= FEW_HEADS and shape.width <= WIDEST else ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 
