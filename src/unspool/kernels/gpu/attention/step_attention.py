@@ -6,8 +6,6 @@ addresses (`key_lookup`) are read on the device: a captured step serves any cach
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -32,6 +30,7 @@ from unspool.kernels.gpu.attention.key_lookup import (
     find_tile,
     wrap,
 )
+from unspool.kernels.gpu.attention.near_attention import attend_near, count_slots
 from unspool.kernels.gpu.attention.split_attention import (
     SMALLEST_DOT,
     HeadShape,
@@ -42,44 +41,20 @@ from unspool.kernels.gpu.attention.split_attention import (
     read_values,
     score_keys,
 )
+from unspool.kernels.gpu.attention.step_tilings import (
+    AttentionTiling,
+    choose_tiling,
+    count_splits,
+    fit_memory,
+    pad_width,
+)
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, can_overlap, let_next_start, wait_for_input
 from unspool.kernels.key_layout import KeyLayout
 
-MOST_SPLITS: Final = 32
 ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
 CLUSTER_KEYS: Final = 128  # up to so many for each of its programs, a cluster has all keys
-NARROW: Final = 64  # numbers per head
-WIDEST: Final = 128  # numbers per head
-FEW_HEADS: Final = 16
+MOST_NEAR: Final = 4  # query heads of a key head that `near_attention` serves
 LARGEST_ROOM: Final = 8448  # bytes for a cluster's parts: together with tiles below what need not be asked for
-LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
-USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTiling:
-    """How keys are split: keys per tile, the fewest keys per program, and the number of programs."""
-
-    block: int
-    chunk: int
-    programs: int
-    warps: int
-    stages: int
-    registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
-    cluster: int = 1  # neighbouring programs that combine their parts in shared memory, if these have all keys
-    is_eager: bool = False  # the first keys are loaded before the queries are there
-
-
-# Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
-# kernel's out, which a measurement of attention alone doesn't show.
-ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
-ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B: some 5 % of a step
-ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
-# The first keys early: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
-ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, is_eager=True)
-ONE_ROW_OF_SMALL_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96, is_eager=True)  # Phi-2: 1 % of a step
-SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
-SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
 
 @triton.jit
@@ -300,13 +275,15 @@ class StepAttention(SplitAttention):
     ) -> None:
         """With `distances`, `slopes` is a table (heads, distances) of biases; the last one is for all greater ones."""
         self._distances = distances
-        self._tiling = tiling or _choose_tiling(rows, shape)
+        self._tiling = tiling or choose_tiling(rows, shape)
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
         super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
-    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
-        block, stages = fit_memory(self._tiling, self._width * qkv.element_size(), layout)
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
         cluster = self._count_cluster(qkv, layout)
+        if self._is_near(qkv, layout):
+            return self._prepare_near(qkv, base, layout, cluster)
+        block, stages = fit_memory(self._tiling, self._width * qkv.element_size(), layout)
         constants: dict[str, Any] = {
             "DP": self._width,
             "BLOCK": block,
@@ -330,51 +307,32 @@ class StepAttention(SplitAttention):
             constants["maxnreg"] = self._tiling.registers
         return Launch(_attend, self._tiling.chunk, constants, cluster=cluster)
 
+    def _is_near(self, qkv: torch.Tensor, layout: KeyLayout) -> bool:
+        """Whether `near_attention` is used: it knows numbers of 16 bits, and keys of a row's own."""
+        shape = self._shape
+        is_fit = shape.heads <= MOST_NEAR * shape.kv_heads and shape.width % 8 == 0 and self._width >= 2 * SMALLEST_DOT
+        is_known = qkv.element_size() == 2 and not (layout.branches or layout.is_away or self._distances)
+        return self._tiling.is_near and is_fit and is_known
+
+    def _prepare_near(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout, cluster: int) -> Launch:
+        slots = count_slots(self._tiling.warps, self._width)
+        constants = {
+            "DP": self._width,
+            "TIMES": max(1, self._tiling.block // slots),
+            "ROWS": slots,
+            "PAGE": layout.block_size,
+            "IS_RING": layout.is_ring,
+            "CLUSTER": cluster,
+            "CLUSTER_KEYS": CLUSTER_KEYS,
+            "ROOM": make_room(cluster, self._joined, self._width),
+            "num_warps": self._tiling.warps,
+        }
+        views = base.view(torch.int32), qkv.view(torch.int32)
+        return Launch(attend_near, self._tiling.chunk, constants, views, cluster)
+
     def _count_cluster(self, qkv: torch.Tensor, layout: KeyLayout) -> int:
         """How many programs combine their parts in shared memory: as many as were measured and fit, or 1."""
         if not can_overlap() or layout.is_away or self._distances or qkv.element_size() > 2:
             return 1
         cluster = min(self._tiling.cluster, self.splits)
         return cluster if count_room(cluster, self._joined, self._width) <= LARGEST_ROOM else 1
-
-
-def count_splits(wanted: int) -> int:
-    """The number of programs that share a row's keys: a power of two."""
-    return min(MOST_SPLITS, 1 << (max(1, wanted).bit_length() - 1))
-
-
-def pad_width(shape: HeadShape) -> int:
-    """A head's width, padded to a power of two as a kernel's tile needs it."""
-    return int(max(SMALLEST_DOT, triton.next_power_of_2(shape.width)))
-
-
-def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
-    """The best tiling measured on an H200."""
-    if rows == 1:
-        if shape.width <= NARROW:
-            return ONE_ROW_OF_NARROW_HEADS
-        if shape.kv_heads == shape.heads and shape.width <= WIDEST:
-            return ONE_ROW_OF_LONE_HEADS if shape.width == WIDEST else ONE_ROW_OF_SMALL_LONE_HEADS
-        return ONE_ROW_OF_FEW_HEADS if shape.heads <= FEW_HEADS and shape.width <= WIDEST else ONE_ROW
-    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
-
-
-def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:
-    """Keys per tile and the number of tiles in flight that fit into shared memory.
-
-    A tile is part of one block of a paged cache, whose index is loaded first: Triton then counts stages twice.
-    """
-    block, stages = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes)), tiling.stages
-    if layout.block_size:
-        block = min(block, layout.block_size)
-    stages = max(1, min(stages, _find_shared_bytes() // (2 * block * head_bytes)))
-    return block, 2 * stages - 1 if layout.block_size else stages
-
-
-@cache
-def _find_shared_bytes() -> int:
-    """Shared memory for keys and values in flight, with some left for the rest."""
-    if not torch.cuda.is_available():
-        return USUAL_SHARED_BYTES
-    properties = torch.cuda.get_device_properties()
-    return int(getattr(properties, "shared_memory_per_block_optin", USUAL_SHARED_BYTES) * 7 // 8)

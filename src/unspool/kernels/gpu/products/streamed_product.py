@@ -150,7 +150,7 @@ def _scale(xs, norm, eps, rk, K: gl.constexpr, BK: gl.constexpr, HAS_ROOT: gl.co
     return given, root
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["times"])
 def _multiply_streamed(
     W, X, NORM, BIAS, Y, eps, N, SHIFT, MADE, POST, INTO, post_eps, times,
     K: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, HELD: gl.constexpr,
