@@ -3,13 +3,14 @@
 #include <sched.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "crowding.h"
 #include "internal.h"
 
 #define MOST_THREADS 256
 #define SPINS_TO_LOOK 512        /* until the clock is read: some ten microseconds */
-#define LONGEST_SPIN 3000000     /* nanoseconds, about what a thread keeps its core for; then others may have it */
+#define LONGEST_SPIN 3000000     /* nanoseconds, about what a thread keeps its core for */
 #define SPINS_TO_YIELD 4000  /* some ten microseconds: the time between two calls */
 #define YIELDS_TO_SLEEP 15000 /* some five milliseconds, in which others may have the core: the time between two steps */
 
@@ -21,6 +22,7 @@ static pthread_t workers[MOST_THREADS];
 static int32_t num_threads = 1; /* the workers and the caller */
 static us_team team = {.size = 1}; /* those of them that the present call is for */
 static us_crowding crowding;
+static int64_t longest_spin; /* nanoseconds that a thread waits for others before it lets others have its core */
 static us_task current; /* NULL: go home */
 static const void *current_argument;
 static atomic_llong call_word; /* the present call: its number times 2^16, and how many threads it is for */
@@ -56,7 +58,7 @@ void us_meet(us_team *met) {
             now = read_clock();
             since = since ? since : now;
         }
-        if (now - since < LONGEST_SPIN) rest();
+        if (now - since < longest_spin || spins < SPINS_TO_LOOK) rest();
         else sched_yield();
     }
     if (since) atomic_fetch_add_explicit(&met->lost, read_clock() - since, memory_order_relaxed);
@@ -126,6 +128,7 @@ static void resize(int32_t threads) {
     }
     atomic_store(&call_word, 0);
     memset(&team, 0, sizeof team);
+    longest_spin = threads <= sysconf(_SC_NPROCESSORS_ONLN) ? LONGEST_SPIN : 0; /* else they wait for the cores they hold */
     crowding = (us_crowding){0};
     for (num_threads = 1; num_threads < threads; num_threads++)
         if (pthread_create(&workers[num_threads], NULL, work, (void *)(intptr_t)num_threads)) break;
