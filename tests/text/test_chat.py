@@ -92,7 +92,7 @@ TEMPLATES = {
         "{% for t in [{'v': 1, 'c': [{'v': 2, 'c': []}]}] recursive %}{{ t.v }}({{ loop(t.c) }}){% endfor %}"
         "{% filter upper %}abc{% endfilter %}{% with a = 3 %}{{ a }}{% endwith %}"
     ),
-}  # fmt: skip
+}
 
 
 def render(template: str, messages: Any = USER, **kwargs: Any) -> str:
@@ -297,7 +297,7 @@ HOSTILE = {
     "many macros": "".join(f"{{% macro m{i}() %}}{{% endmacro %}}" for i in range(3000)),
     "many ifs": "".join(f"{{% if x %}}{{% set a{i}=1 %}}{{% endif %}}" for i in range(3000)),
     "many outputs": "{{1}}a" * 20_000,
-}  # fmt: skip
+}
 LONG = "{% set s = 'x'*8000000 %}"
 
 
@@ -359,7 +359,7 @@ LARGEST = {
     "macros": "".join(f"{{% macro m{i}(x) %}}{{{{ x }}}}{{% endmacro %}}" for i in range(990)),
     "arguments": "{{ dict(" + ",".join(f"a{i}=1" for i in range(5_500)) + ") | length }}",
     "lines cut": (" " * 120 + "{%- set a = 1 -%}") * 900,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LARGEST)

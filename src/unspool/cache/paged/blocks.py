@@ -71,7 +71,7 @@ class BlockStore(PooledStore):
         num_open = len(self.pool.buffers)
         return sum(number < num_open for _, number in self._homes) if self._homes else num_open
 
-    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # noqa: ARG002 - blocks are for any number
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # blocks are for any number
         self.pool.open_layer(self._find(layer)[1], keys)
 
     @property
@@ -87,7 +87,7 @@ class BlockStore(PooledStore):
         for table in self.tables:
             table.open(rows)
 
-    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         """Blocks for what each row really gets: what a short row has past its end is written nowhere."""
         self.catch_up(starts)
         reserve_blocks(self.tables, starts, stops)
@@ -97,7 +97,7 @@ class BlockStore(PooledStore):
         self.catch_up(starts)
         reserve_blocks(self.tables, starts, stops, is_filled=True)
 
-    def begin(self, span: Span) -> None:  # noqa: ARG002 - worked out when a layer is written
+    def begin(self, span: Span) -> None:  # worked out when a layer is written
         for group in self.groups:
             group.forget_pass()
 
@@ -133,7 +133,7 @@ class BlockStore(PooledStore):
         return None
 
     # --- rows ----------------------------------------------------------------------------------------
-    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002 - blocks know themselves
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # blocks know themselves
         for table in self.tables:
             table.select(index)
 
@@ -193,7 +193,7 @@ class BlockStore(PooledStore):
         self,
         layer: int,
         kv: torch.Tensor,
-        place: int | None,  # noqa: ARG002 - a place is in another block of each row
+        place: int | None,  # a place is in another block of each row
         find_slots: Callable[[], torch.Tensor],
         stop: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,7 +54,7 @@ class PackedBlockStore(PooledStore):
     def num_layers(self) -> int:
         return len(self.pool.buffers)
 
-    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # noqa: ARG002 - blocks are for any number
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # blocks are for any number
         with self.pool.lock:
             self.pool.open_layer(layer, keys)
             self._layers.open(layer, keys)
@@ -69,7 +69,7 @@ class PackedBlockStore(PooledStore):
         self.packed.open(rows)
         self.num_packed = [0] * rows
 
-    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         self._long = None
         self.catch_up(starts)
         held, size = self.num_packed, self.pool.block_size
@@ -226,7 +226,7 @@ class PackedBlockStore(PooledStore):
         return min(end - length for end, length in zip(ends, lengths, strict=True))
 
     # --- rows ----------------------------------------------------------------------------------------
-    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002 - blocks know themselves
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # blocks know themselves
         self.recent.table.select(index)
         self.packed.select(index)
         self.num_packed = [self.num_packed[row] for row in index]
