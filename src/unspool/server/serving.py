@@ -35,9 +35,9 @@ _WAITING = 1 << 16  # the server bounds what waits itself, and answers 429
 def require_packages() -> None:
     """Raise where what a server needs is not installed."""
     try:
-        import msgspec  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
+        import msgspec  # noqa: F401 - is it there?
+        import starlette  # noqa: F401 - is it there?
+        import uvicorn  # noqa: F401 - is it there?
     except ImportError as error:
         raise MissingExtraError(error.name or "starlette", "serve", "a server") from error
 

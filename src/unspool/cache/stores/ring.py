@@ -198,7 +198,7 @@ class RingStore(PlainStore):
                 [self.trial.lengths[row] for row in index], [move.select(chosen) for move in self.trial.moves]
             )
             self.tried = [
-                [tuple(part[chosen.to(part.device)] for part in both) for both in tried]  # type: ignore[misc]
+                [tuple(part[chosen.to(part.device)] for part in both) for both in tried]  # type: ignore[misc]  # of two
                 for tried in self.tried
             ]
 
