@@ -132,7 +132,7 @@ def _format_help(stream: TextIO) -> str:
         f"{heading('options')}:\n"
         "  -h, --help     Show this help; unspool COMMAND --help shows a command's.\n"
         "  -V, --version  Show the version.\n"
-        "  --debug        Show the traceback of an error.\n\n"
+        "  --debug        Show the traceback of an error.\n"
         f"{heading('example')}: {_EXAMPLE}"
     )
 

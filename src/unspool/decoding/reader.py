@@ -1,4 +1,4 @@
-"""The one reader: every pass of a model in a call is asked for here, and nowhere else.
+"""The one reader: every pass of a model in a call is asked for here; `stretching` takes several steps at once.
 
 A `Reader` owns a model, its cache and what is left to read. What it needs is an `Ask`; its `answer` function gives the
 `Forward`. `generate()` answers at once. An engine's function may suspend the run until a pass over the rows of many
