@@ -110,7 +110,7 @@ class CapturedSteps:
             return f"{self._spec.family}'s early logits are scaled"
         if rows * num_new > BUCKETS[-1]:
             return f"{rows * num_new} tokens are more than the {BUCKETS[-1]} that steps are captured for"
-        places = cache.places()
+        places = cache.last_places()
         if places is None:
             return f"a {type(cache).__name__} is not read by address"
         if cache.first_fork is not None and (cache.first_fork or cache.num_forks == 1):
