@@ -384,9 +384,7 @@ class BlockStore(PooledStore):
         """Whether the places of one table have the buffers of the pool."""
         buffers = self.pool.buffers
         return (
-            len(places.buffers) == len(buffers)
-            and places.buffers[-1] is buffers[-1]
-            and places.block_table is not None
+            len(places.buffers) == len(buffers) and places.buffers[-1] is buffers[-1] and places.block_table is not None
         )
 
     def _is_current(self, places: Places) -> bool:
