@@ -10,7 +10,7 @@ from unspool.cache import ROLL_BACK, UNDO, Cache
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.strategies.base import Choice
+from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.choosing import LogitsChoice
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
@@ -26,17 +26,17 @@ class Sample:
         self._scorer = scorer
         self._do_sample = do_sample
 
-    def step(self, rows: Rows) -> Choice:
+    def step(self, rows: Rows) -> Chosen:
         """Choose every row's next token."""
         result = self._scorer.next_logits(rows, whole=not self._do_sample)
         if not self._do_sample:
             tokens = result.likeliest if result.likeliest is not None else take_likeliest(result.scores)
-            return Choice(tokens[:, None], result.logits)
+            return Chosen(tokens[:, None], result.logits)
         if result.tail is None:
             tokens = draw(result.scores, rows.uniforms())
         else:
             tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
-        return Choice(tokens[:, None], result.logits)
+        return Chosen(tokens[:, None], result.logits)
 
     @property
     def can_launch(self) -> bool:
