@@ -292,11 +292,7 @@ def attend_near(
         k_even, k_odd = _turn(k_even, k_odd, k_weights, cos, sin, eps, QKV, D, PAIRS, HAS_NORM)
         # --- the new key, which the last part's first slot sees and writes
         is_new = (slot == 0) & (split == used - 1)
-        into, _is_there = find_new(row, wrap(length, room, IS_RING), length >= 0, own, apart, 0, listed, POSITION, PAGE)
-        into = into + head * (D // 2) + word
         is_written = is_new[:, None] & is_word
-        tl.store(into, _pack(k_even, k_odd), mask=is_written)
-        tl.store(into + POSITION // 2, v_new, mask=is_written)
         v_even, v_odd = _unpack(v_new, QKV)
         queries, states = (), ()
         for g in tl.static_range(G):
@@ -331,6 +327,7 @@ def attend_near(
             if CLUSTER > 1:
                 await_others()  # until all have begun
                 _push_heads(merged, parts_at, split, rw, rw < D // 2, G, GJ, DP, CLUSTER)
+                announce(False)
         elif used == 1:
             _write_heads(merged, out, rw, rw < D // 2, SINKS + head * G, G, D, HAS_SINKS)
         else:
@@ -339,11 +336,16 @@ def attend_near(
                 out, PARTS, STATS, COUNTS, row * KV_HEADS + head, used, num_splits,
                 G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS, SINKS + head * G, HAS_SINKS,
             )  # fmt: skip
+        # Only now: who announces its part waits for what it has written elsewhere.
+        into, _is_there = find_new(row, wrap(length, room, IS_RING), length >= 0, own, apart, 0, listed, POSITION, PAGE)
+        into = into + head * (D // 2) + word
+        tl.store(into, _pack(k_even, k_odd), mask=is_written)
+        tl.store(into + POSITION // 2, v_new, mask=is_written)
     if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
         if is_joined & (split < CLUSTER):
             if split >= used:
                 await_others()
-            announce(False)
+                announce(False)
             await_others()
             join_parts(out, parts_at, split, used, G, G, HEADS * D, D, DP, GJ, CLUSTER, SINKS + head * G, HAS_SINKS)
 

@@ -215,7 +215,7 @@ def _attend(
                 scores += _load_biases(SLOPES, head * G + rg, is_head, length - place, is_key, DISTANCES)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest, total, read = read_values(scores, v, highest, total, read, IS_EAGER or (HAS_WINDOW and PAGE > 0))
-        # --- the new key, which the last part sees and writes
+        # --- the new key, which the last part sees
         if split == used - 1:
             score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
             score = tl.reshape(tl.broadcast_to(score[None, :], (GP // GJ, GJ)), (GP,))
@@ -231,6 +231,20 @@ def _attend(
             total = total * fade + weight
             read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
             highest = higher
+        # --- combining the parts
+        if is_joined:
+            if CLUSTER > 1:
+                await_others()  # until all have begun
+                push_part(read, highest, total, parts_at, split, G, GP, DP, GJ, CLUSTER)
+                announce(False)
+        else:
+            put_together(
+                read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+                row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+                SINKS + head * G, HAS_SINKS,
+            )  # fmt: skip
+        # --- and writes: only now, because who announces its part waits for what it has written elsewhere
+        if split == used - 1:
             home = find_home(BASE, TABLE, own, layer, num_layers, UNIT, IS_AWAY)
             into, _ = find_new(
                 row, wrap(length, room, IS_RING), length >= 0, home, apart, num_shared, listed, POSITION, PAGE
@@ -238,22 +252,11 @@ def _attend(
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
-        # --- combining the parts
-        if is_joined:
-            if CLUSTER > 1:
-                await_others()  # until all have begun
-                push_part(read, highest, total, parts_at, split, G, GP, DP, GJ, CLUSTER)
-        else:
-            put_together(
-                read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
-                row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
-                SINKS + head * G, HAS_SINKS,
-            )  # fmt: skip
     if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
         if is_joined & (split < CLUSTER):
             if split >= used:
                 await_others()
-            announce(False)
+                announce(False)
             await_others()
             join_parts(
                 OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, parts_at, split, used,
