@@ -38,12 +38,11 @@ def pair_up_norm(weight: torch.Tensor, pairs: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("pairs", "has_norm"), [(16, False), (6, True)])
-@pytest.mark.parametrize("kind", ["step", "near", "wide", "packed"])
+@pytest.mark.parametrize("kind", ["step", "wide", "packed"])
 def test_attention_of_halves(kind: str, pairs: int, has_norm: bool, dtype: torch.dtype) -> None:
     from unspool.kernels.gpu.attention.packed_attention import PackedStepAttention, list_packed
     from unspool.kernels.gpu.attention.split_attention import HeadShape
     from unspool.kernels.gpu.attention.step_attention import StepAttention
-    from unspool.kernels.gpu.attention.step_tilings import AttentionTiling
     from unspool.kernels.gpu.attention.turning import find_turns
     from unspool.kernels.gpu.attention.wide_attention import WideAttention
 
@@ -63,9 +62,7 @@ def test_attention_of_halves(kind: str, pairs: int, has_norm: bool, dtype: torch
         buffer = held.clone()
         told: list[int] = tell_addresses(base, [buffer])
         step: Any = StepAttention(rows, shape, DEVICE)
-        if kind == "near":
-            step = StepAttention(rows, shape, DEVICE, AttentionTiling(32, 32, 256, 4, 1, is_near=True))
-        elif kind == "wide":
+        if kind == "wide":
             step = WideAttention(rows, new, shape, DEVICE, is_forked=False)
         elif kind == "packed":
             step = PackedStepAttention(rows, shape, (scheme, scheme), DEVICE)

@@ -98,48 +98,33 @@ def put_together(
         tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_number)
         tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
         tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
-        add_up(
-            OUT, PARTS, STATS, COUNTS, slot, used, num_splits, QUERIES, G, TOKEN, D, GP, DP, GJ, MOST_SPLITS,
-            SINKS, HAS_SINKS,
-        )  # fmt: skip
-
-
-@triton.jit
-def add_up(
-    OUT, PARTS, STATS, COUNTS, slot, used, num_splits,
-    QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
-    GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    SINKS, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
-    """Count a part that is written; the program that counts the last one adds all up."""
-    rd = tl.arange(0, DP)
-    tl.debug_barrier()  # every thread's part is written before the count says so
-    num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
-    if num_before == used - 1:
-        tl.debug_barrier()
-        # The weight of each part is known first; the outputs are then added up, several loads at a time.
-        rq = tl.arange(0, GJ)
-        is_one = rq < QUERIES
-        is_its = is_one[:, None] & (rd < D)[None, :]
-        parts = tl.arange(0, MOST_SPLITS)
-        place = (slot * num_splits + parts)[:, None] * GP + rq[None, :]
-        is_part = (parts < used)[:, None] & is_one[None, :]
-        tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
-        peak = tl.where(is_one, tl.max(tops, 0), 0.0)
-        whole = tl.sum(sums * tl.exp(tops - peak[None, :]), 0)
-        if HAS_SINKS:
-            whole += tl.exp(tl.load(SINKS + rq % G, mask=is_one, other=0.0).to(tl.float32) - peak)
-        joined = tl.full((GJ, DP), 0.0, tl.float32)
-        for number in tl.range(0, used, loop_unroll_factor=8 if GJ * DP <= 1024 else 4):
-            one = (slot * num_splits + number) * GP + rq
-            weight = tl.exp(tl.load(STATS + 2 * one, mask=is_one, other=0.0, cache_modifier=".cg") - peak)
-            its = tl.load(PARTS + one[:, None] * DP + rd[None, :], mask=is_its, other=0.0, cache_modifier=".cg")
-            joined += its * weight[:, None]
-        whole = tl.where(is_one, whole, 1.0)
-        target = OUT + (rq // G * TOKEN + rq % G * D)[:, None] + rd[None, :]
-        tl.store(target, (joined / whole[:, None]).to(OUT.dtype.element_ty), mask=is_its)
-        tl.store(COUNTS + slot, 0)
+        tl.debug_barrier()  # every thread's part is written before the count says so
+        num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
+        if num_before == used - 1:
+            tl.debug_barrier()
+            # The weight of each part is known first; the outputs are then added up, several loads at a time.
+            rq = tl.arange(0, GJ)
+            is_one = rq < QUERIES
+            is_its = is_one[:, None] & (rd < D)[None, :]
+            parts = tl.arange(0, MOST_SPLITS)
+            place = (slot * num_splits + parts)[:, None] * GP + rq[None, :]
+            is_part = (parts < used)[:, None] & is_one[None, :]
+            tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+            peak = tl.where(is_one, tl.max(tops, 0), 0.0)
+            whole = tl.sum(sums * tl.exp(tops - peak[None, :]), 0)
+            if HAS_SINKS:
+                whole += tl.exp(tl.load(SINKS + rq % G, mask=is_one, other=0.0).to(tl.float32) - peak)
+            joined = tl.full((GJ, DP), 0.0, tl.float32)
+            for number in tl.range(0, used, loop_unroll_factor=8 if GJ * DP <= 1024 else 4):
+                one = (slot * num_splits + number) * GP + rq
+                weight = tl.exp(tl.load(STATS + 2 * one, mask=is_one, other=0.0, cache_modifier=".cg") - peak)
+                its = tl.load(PARTS + one[:, None] * DP + rd[None, :], mask=is_its, other=0.0, cache_modifier=".cg")
+                joined += its * weight[:, None]
+            whole = tl.where(is_one, whole, 1.0)
+            target = OUT + (rq // G * TOKEN + rq % G * D)[:, None] + rd[None, :]
+            tl.store(target, (joined / whole[:, None]).to(OUT.dtype.element_ty), mask=is_its)
+            tl.store(COUNTS + slot, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,7 @@ from unspool.kernels.gpu.attention.key_lookup import (
     find_tile,
     wrap,
 )
-from unspool.kernels.gpu.attention.near_attention import attend_near, count_slots
 from unspool.kernels.gpu.attention.split_attention import (
-    SMALLEST_DOT,
     HeadShape,
     Launch,
     SplitAttention,
@@ -53,8 +51,7 @@ from unspool.kernels.key_layout import KeyLayout
 
 ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
 CLUSTER_KEYS: Final = 128  # up to so many for each of its programs, a cluster has all keys
-MOST_NEAR: Final = 4  # query heads of a key head that `near_attention` serves
-LARGEST_ROOM: Final = 8448  # bytes for a cluster's parts: together with tiles below what need not be asked for
+LARGEST_ROOM: Final = 8704  # bytes for a cluster's parts: together with tiles below what need not be asked for
 
 
 @triton.jit
@@ -282,10 +279,8 @@ class StepAttention(SplitAttention):
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
         super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
-    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
         cluster = self._count_cluster(qkv, layout)
-        if self._is_near(qkv, layout):
-            return self._prepare_near(qkv, base, layout, cluster)
         block, stages = fit_memory(self._tiling, self._width * qkv.element_size(), layout)
         constants: dict[str, Any] = {
             "DP": self._width,
@@ -309,29 +304,6 @@ class StepAttention(SplitAttention):
         if self._tiling.registers is not None:
             constants["maxnreg"] = self._tiling.registers
         return Launch(_attend, self._tiling.chunk, constants, cluster=cluster)
-
-    def _is_near(self, qkv: torch.Tensor, layout: KeyLayout) -> bool:
-        """Whether `near_attention` is used: it knows numbers of 16 bits, and keys of a row's own."""
-        shape = self._shape
-        is_fit = shape.heads <= MOST_NEAR * shape.kv_heads and shape.width % 8 == 0 and self._width >= 2 * SMALLEST_DOT
-        is_known = qkv.element_size() == 2 and not (layout.branches or layout.is_away or self._distances)
-        return self._tiling.is_near and is_fit and is_known
-
-    def _prepare_near(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout, cluster: int) -> Launch:
-        slots = count_slots(self._tiling.warps, self._width)
-        constants = {
-            "DP": self._width,
-            "TIMES": max(1, self._tiling.block // slots),
-            "ROWS": slots,
-            "PAGE": layout.block_size,
-            "IS_RING": layout.is_ring,
-            "CLUSTER": cluster,
-            "CLUSTER_KEYS": CLUSTER_KEYS,
-            "ROOM": make_room(cluster, self._joined, self._width),
-            "num_warps": self._tiling.warps,
-        }
-        views = base.view(torch.int32), qkv.view(torch.int32)
-        return Launch(attend_near, self._tiling.chunk, constants, views, cluster)
 
     def _count_cluster(self, qkv: torch.Tensor, layout: KeyLayout) -> int:
         """How many programs combine their parts in shared memory: as many as were measured and fit, or 1."""

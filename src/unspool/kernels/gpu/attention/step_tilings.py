@@ -18,7 +18,7 @@ from unspool.kernels.key_layout import KeyLayout
 
 MOST_SPLITS: Final = 32
 NARROW: Final = 64  # numbers per head
-WIDEST: Final = 128  # numbers per head
+USUAL: Final = 128  # numbers per head
 FEW_HEADS: Final = 16
 LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
 USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
@@ -36,7 +36,6 @@ class AttentionTiling:
     registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
     cluster: int = 1  # neighbouring programs that combine their parts in shared memory, if these have all keys
     is_eager: bool = False  # the first keys are loaded before the queries are there
-    is_near: bool = False  # `near_attention`, where it can
 
 
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
@@ -44,7 +43,8 @@ ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # 
 ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
 # The first keys early: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
 ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, is_eager=True)
-ONE_ROW_OF_SMALL_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96, is_eager=True)  # Phi-2: 1 % of a step
+ONE_ROW_OF_SMALL_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8, is_eager=True)  # Phi-2: 2 %
+ONE_ROW_OF_WIDE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 1, None, 8, is_eager=True)  # Gemma 2 and 3: 4 and 7 %
 SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
 SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
 
@@ -64,9 +64,11 @@ def choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     if rows == 1:
         if shape.width <= NARROW:
             return ONE_ROW_OF_NARROW_HEADS
-        if shape.kv_heads == shape.heads and shape.width <= WIDEST:
-            return ONE_ROW_OF_LONE_HEADS if shape.width == WIDEST else ONE_ROW_OF_SMALL_LONE_HEADS
-        return ONE_ROW_OF_FEW_HEADS if shape.heads <= FEW_HEADS and shape.width <= WIDEST else ONE_ROW
+        if shape.width > USUAL:
+            return ONE_ROW_OF_WIDE_HEADS
+        if shape.kv_heads == shape.heads:
+            return ONE_ROW_OF_LONE_HEADS if shape.width == USUAL else ONE_ROW_OF_SMALL_LONE_HEADS
+        return ONE_ROW_OF_FEW_HEADS if shape.heads <= FEW_HEADS else ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 

@@ -15,7 +15,44 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from unspool.kernels.gpu.launching import launch, launch_options
-from unspool.kernels.gpu.products.early_parts import activate, let_next_start, wait_for_input
+
+
+@gluon.jit
+def _let_next_start(PDL: gl.constexpr):
+    if PDL:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def _wait_for_input(PDL: gl.constexpr):
+    if PDL:
+        gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + gl.exp(-x))
+
+
+@gluon.jit
+def _activate(x, CODE: gl.constexpr):
+    """As `activations.activate`, which Gluon can't call."""
+    if CODE == 1:
+        x = x * _sigmoid(x)
+    elif CODE == 2:
+        x = gl.maximum(x, 0.0)
+    elif CODE == 3:
+        x = 0.5 * x * (1.0 + gl.erf(x * 0.7071067811865476))
+    elif CODE == 4:
+        x = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif CODE == 5:
+        x = x * _sigmoid(1.702 * x)
+    elif CODE == 6:
+        x = gl.maximum(x, 0.0)
+        x = x * x
+    return x
 
 
 @gluon.jit(do_not_specialize=["R", "per_split"])
@@ -49,8 +86,8 @@ def _multiply_early(
             async_copy.async_copy_global_to_shared(w_tiles.index(step), w_at + step * BK)
             if IS_GATED:
                 async_copy.async_copy_global_to_shared(v_tiles.index(step), v_at + step * BK)
-    let_next_start(PDL)
-    wait_for_input(PDL)
+    _let_next_start(PDL)
+    _wait_for_input(PDL)
     for step in gl.static_range(STAGES - 1):
         if step < steps:
             async_copy.async_copy_global_to_shared(x_tiles.index(step), x_at + step * BK)
@@ -85,7 +122,7 @@ def _multiply_early(
     else:
         if HAS_BIAS:
             y += gl.load(BIAS + output, mask=output < N, other=0.0).to(gl.float32)[:, None]
-        y = activate(y, ACT)
+        y = _activate(y, ACT)
         if IS_GATED:
             if HAS_BIAS:
                 other += gl.load(BIAS + N + output, mask=output < N, other=0.0).to(gl.float32)[:, None]

@@ -22,11 +22,9 @@ from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
 from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
 from unspool.kernels.gpu.products.scaled_product import can_scale, multiply_scaled
-from unspool.kernels.gpu.products.streamed_product import multiply_streamed
 from unspool.kernels.gpu.products.tilings import (
     choose_held_tiling,
     choose_nibble_tiling,
-    choose_stream_tiling,
     choose_tiling,
     choose_words_tiling,
 )
@@ -72,10 +70,6 @@ def multiply(
         if warps is not None:
             after: dict[str, Any] = {"bias": bias, "activation": activation, "kept": kept}
             multiply_normed(weight, x, out, warps, norm=norm, eps=eps, shift=shift, **after)
-            return
-        streamed = choose_stream_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype)
-        if streamed is not None and kept is None:
-            multiply_streamed(weight, x, out, streamed, addend=addend, **around, **before)
             return
         held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
         if held is not None:

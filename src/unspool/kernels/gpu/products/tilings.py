@@ -14,11 +14,9 @@ from typing import Final
 
 import torch
 
-from unspool.kernels.gpu.launching import is_hopper
 from unspool.kernels.gpu.products.held_product import HeldTiling
 from unspool.kernels.gpu.products.nibble_product import MOST_CHUNKS, NibbleTiling
 from unspool.kernels.gpu.products.row_product import RowTiling
-from unspool.kernels.gpu.products.streamed_product import StreamTiling
 from unspool.kernels.gpu.products.words import WordKind
 from unspool.kernels.gpu.products.words_product import WordsTiling
 
@@ -78,9 +76,6 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (2560, 5120): RowTiling(4, 1024, 4, ahead=3),
 }
 
-# (outputs, inputs): one row, where streaming is faster in whole steps; measured on an H200, 2026-11-16
-_STREAMED: Final[dict[tuple[int, int], StreamTiling]] = {}
-
 _MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
     (2048, 2048): RowTiling(4, 2048, 4),
     (3072, 2048): RowTiling(4, 1024, 2),
@@ -120,13 +115,6 @@ def choose_nibble_tiling(outputs: int, inputs: int, *, rounds: bool, is_gated: b
         return None
     rows = max(1, 8 // chunks // (2 if is_gated else 1))
     return NibbleTiling(rows, words, 8 if outputs >= _MANY_OUTPUTS else 2, 8 if words > 512 else 4)
-
-
-def choose_stream_tiling(outputs: int, inputs: int, num_rows: int, dtype: torch.dtype) -> StreamTiling | None:
-    """The tiling for a matrix that is streamed (`streamed_product`); None if other kernels are faster."""
-    if num_rows > 1 or dtype == torch.float32 or not is_hopper():
-        return None
-    return _STREAMED.get((outputs, inputs))
 
 
 def choose_held_tiling(
