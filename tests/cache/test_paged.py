@@ -346,6 +346,18 @@ def test_places_tell_the_blocks_of_every_row() -> None:
     count_holders(pool, cache)
 
 
+def test_a_look_at_places_tells_a_device_nothing() -> None:
+    cache = PagedCache(BlockPool(SIZE, 40))
+    plain = Plain(cache, [[], []])
+    assert cache.last_places().buffers == []
+    plain.read(5)
+    places = cache.places()
+    told = places.block_table.clone()
+    cache.select_rows([1, 0])
+    assert cache.last_places() is places and torch.equal(places.block_table, told)
+    assert cache.places() is places and torch.equal(places.block_table[:2], told[:2].flip(0))
+
+
 def test_places_stay_until_something_moves() -> None:
     cache = PagedCache(BlockPool(SIZE, 40))
     plain = Plain(cache, [[], []])

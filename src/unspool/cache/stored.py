@@ -101,6 +101,9 @@ class StoredCache(Cache):
             return None  # a kind that stores in a way of its own
         return self._store.places()
 
+    def last_places(self) -> Places | None:
+        return self.places() if type(self).write is not StoredCache.write else self._store.last_places()
+
     def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
         for layer in range(self._store.num_layers, num_layers):
             self._store.add_layer(layer, rows, KeyFormat(heads, width, dtype, torch.device("cpu")))

@@ -56,6 +56,10 @@ class ReadByAddress(Capable):
         """
         return None
 
+    def last_places(self) -> Places | None:
+        """Places to look at and not to read by: what changes from step to step may be older than the last pass."""
+        return self.places()
+
     def advance(self, rows: int) -> None:
         """Make room for one position a row and count it as held: a captured step writes it by address."""
         if type(self).places is ReadByAddress.places:

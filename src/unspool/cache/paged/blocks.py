@@ -248,15 +248,21 @@ class BlockStore(PooledStore):
             self._places = Places(buffers, block_table=tables[0])
         return self.pool.watch(self._places)
 
+    def last_places(self) -> Places | None:
+        known = self._places
+        return known if known is not None and self.tables[0].rows and self._has_buffers(known) else self.places()
+
+    def _has_buffers(self, places: Places) -> bool:
+        """Whether the places of one table have the buffers of the pool."""
+        buffers = self.pool.buffers
+        return (
+            len(places.buffers) == len(buffers) and places.buffers[-1] is buffers[-1] and places.block_table is not None
+        )
+
     def _is_current(self, places: Places) -> bool:
         """Whether nothing has changed since the places of one table were last asked for."""
-        buffers, table = self.pool.buffers, self.groups[0].table
-        return (
-            len(places.buffers) == len(buffers)
-            and places.buffers[-1] is buffers[-1]
-            and places.block_table is not None
-            and table.is_told(places.block_table)
-        )
+        table = places.block_table
+        return self._has_buffers(places) and table is not None and self.groups[0].table.is_told(table)
 
     def read(self, layer: int, rows: int, length: int) -> torch.Tensor:
         with self.pool.lock:

@@ -78,6 +78,9 @@ class ForkedCache(Cache):
         """Those of the rows: forks write past their ends."""
         return self._held.places(in_order=in_order)
 
+    def last_places(self) -> Places | None:
+        return self._held.last_places()
+
     def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
         self._held.open_layers(num_layers, rows, heads, width, dtype)
 
