@@ -13,7 +13,7 @@ import torch
 from unspool.decoding.reader import between_passes
 from unspool.engine.flights import Landed, PlainRow
 from unspool.engine.inbox import Inbox
-from unspool.engine.joined import JoinedTask, read_together
+from unspool.engine.joined import JoinedTask, join_reads
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import Passes, PassJob
@@ -25,7 +25,7 @@ from unspool.engine.specials import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError
-from unspool.protocols import Ask, Model
+from unspool.protocols import Model
 
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
 
@@ -223,36 +223,13 @@ class Driver:
 
     def _list_jobs(self, turn: Turn) -> list[tuple[int, PassJob]]:
         """What is read beside the plain rows' step."""
-        jobs = self._join_reads(turn)
+        jobs = join_reads((self._tasks.get(number), columns) for number, columns in turn.reads.items())
         read = {number for number, _ in jobs}
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
             if isinstance(task, PlainTask) and number not in read:
                 jobs.append((number, PassJob(task.next_ask(columns))))
         return jobs + self._specials.list_jobs(turn.reads)
-
-    def _join_reads(self, turn: Turn) -> list[tuple[int, PassJob]]:
-        """Read the whole prompts of requests that have no blocks together."""
-        reads = ((self._tasks.get(number), columns) for number, columns in turn.reads.items())
-        tasks = [
-            task
-            for task, columns in reads
-            if isinstance(task, JoinedTask)
-            and task.cache is None
-            and not task.is_alone
-            and columns >= task.entry.unread
-        ]
-        if len(tasks) < 2:
-            return []
-        try:
-            job = read_together(tasks)
-        except Exception:
-            job = None  # one of them is at fault, or there is no memory for all at once
-        if job is None:
-            for task in tasks:
-                task.read_alone()
-            return []
-        return [(task.entry.number, job) for task in tasks]
 
     def _take(self, number: int, job: PassJob) -> None:
         """Give a task the answer to what it read."""
@@ -265,7 +242,7 @@ class Driver:
             elif isinstance(task, SpecialTask):
                 tokens = job.ask.tokens
                 if job.forward is not None and tokens is not None and tokens.shape[1] > 1:
-                    self.counters.prompt_tokens += _count_tokens(job.ask)
+                    self.counters.prompt_tokens += job.num_tokens
                 self._specials.take(task, job)
         except Exception as error:
             self._fail(task, error)
@@ -394,10 +371,7 @@ class Driver:
         if isinstance(task, SpecialTask):
             self.counters.note_tokens(stats.new_tokens)
         if task.first_at is not None:
-            self.counters.firsts.append(stats.first_token_seconds)
-            if stats.new_tokens > task.run.num_rows:
-                steps = stats.new_tokens / task.run.num_rows - 1
-                self.counters.between.append((stats.total_seconds - stats.first_token_seconds) / steps)
+            self.counters.note_times(stats, task.run.num_rows)
         task.request.finish()
 
     def _fail(self, task: Task, error: Exception) -> None:
@@ -433,8 +407,3 @@ def _mark_stream() -> Any:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
     event.record()
     return event
-
-
-def _count_tokens(ask: Ask) -> int:
-    assert ask.tokens is not None
-    return sum(ask.counts) if ask.counts is not None else ask.tokens.numel()

@@ -31,6 +31,12 @@ class PassJob:
         assert given is not None
         return given.shape[0]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it reads."""
+        assert self.ask.tokens is not None
+        return sum(self.ask.counts) if self.ask.counts is not None else self.ask.tokens.numel()
+
 
 class Passes:
     """Runs jobs; those over the pool that want the same join one pass."""
