@@ -20,7 +20,7 @@ from unspool.kernels.cpu import marks as cpu_marks
 from unspool.kernels.cpu.mark_calls import ListedCall, MarkCall, OwnListsCall
 from unspool.kernels.masks import raise_listed
 from unspool.kernels.presence import runs_kernels
-from unspool.logits.highest import is_wide, take_highest, take_highest_by_chunks
+from unspool.logits.highest import take_highest
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import send_key
 from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
@@ -176,19 +176,13 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         return scores.scatter(-1, candidates, torch.where(is_green, highest + self.bias, highest))
 
     def _raise_on_gpu(self, input_ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
-        from unspool.kernels.gpu.marks.green_lists import (
-            DeviceOwnLists,
-            raise_own,
-        )  # Triton is imported where a GPU is used
+        from unspool.kernels.gpu.marks.own_lists import DeviceOwnLists, raise_own  # Triton: only where a GPU is used
 
         assert self._table is not None
         table = self._table = self._table.to(scores.device)
-        # Kernels of torch that look for the highest of so many scores take twice as long in one level.
-        search = take_highest_by_chunks if is_wide(scores, count) else take_highest
-        highest, candidates = search(scores, count)
         key = send_key(self._key, scores.device)
-        lists = DeviceOwnLists(table, key, self.context_width - 1, self.greenlist_size)
-        return raise_own(scores, input_ids, highest, candidates, lists, self.bias)
+        lists = DeviceOwnLists(table, key, self.context_width - 1, self.greenlist_size, count)
+        return raise_own(scores, input_ids, lists, self.bias)
 
 
 @lru_cache(maxsize=16)
