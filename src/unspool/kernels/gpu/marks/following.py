@@ -1,10 +1,10 @@
 """Following single tokens through the shuffles of seeds, one warp for each.
 
-A token is on a seed's list if the shuffle takes it to one of the first places. So the words of MT19937 are made, 224 at a
-time (as many as do not need each other, in whole warps), and each is asked one thing: does its swap go where the token
-is? It does if the word, less the way to there, is divisible by what is left of the vocabulary. A product with a number
-from a table and a comparison leave out nearly all words; where one is left, or the token's own place is swapped, the
-whole chunk is looked at exactly. The words lie in the program's own shared memory. The reference is
+A token is on a seed's list if the shuffle takes it to one of the first places. So the words of MT19937 are made, 224
+at a time (as many as do not need each other, in whole warps), and each is asked one thing: does its swap go where the
+token is? It does if the word, less the way to there, is divisible by what is left of the vocabulary. A product with a
+number from a table and a comparison leave out nearly all words; where one is left, or the token's own place is swapped,
+the whole chunk is looked at exactly. The words lie in the program's own shared memory. The reference is
 `watermark.twister.are_first`.
 """
 
@@ -147,9 +147,9 @@ def is_first(
 def list_divisors(count: int, num_first: int, device: torch.device) -> torch.Tensor:
     """What tells of most words that they are not divisible by count - place, for places in whole chunks: int64.
 
-    The low half is multiplied with a word; if it is divisible, the product is no larger than the high half. That half is
-    2**32 over the odd part of the divisor, times whose inverse a multiple becomes small; or the powers of two are looked
-    at, which many of them make the better sign: the low bits of the product, moved up, have to be zeros.
+    The low half is multiplied with a word; if that is divisible, the product is no larger than the high half. Either the
+    low half is the inverse of the divisor's odd part, which makes multiples small; or, if the divisor has many powers of
+    two, these are the better sign: the product is moved up until only bits are left that have to be zeros.
     """
     places = np.arange(triton.cdiv(num_first, CHUNK) * CHUNK, dtype=np.int64)
     divisors = np.maximum(count - places, 1)

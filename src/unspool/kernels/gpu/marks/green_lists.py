@@ -1,13 +1,12 @@
 """Green lists on the device that marks: torch's CPU permutation, computed there.
 
 A list is the first part of `torch.randperm` on a CPU: MT19937's words, one after the other, choose the swaps of a
-shuffle. The words of a seed come 227 at a time, as many as do not need each other: the last three of such chunks are
-all that the next one is made of. The reference is `watermark.twister`. Nothing waits for the host.
+shuffle. The words of a seed come 227 at a time, as many as do not need each other. The reference is
+`watermark.twister`. Nothing waits for the host.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -22,22 +21,17 @@ TILE: Final = 1_024  # scores per program
 CHAINS: Final = 256  # places that are followed at once
 STATE: Final = 1_024  # words of memory for a seed's state: 624, and those that are written while it is read
 LANES: Final = 256  # 227 of them work
-WARPS: Final = 2  # of a program that follows one token
 
 
 @triton.jit
-def _seed(WORDS, seed, lane):
-    """The first 624 words of a seed's state, in chunks of 227 of which the first lacks its beginning."""
+def _seed(WORDS, seed):
+    """The first 624 words of a seed's state."""
     word = seed.to(tl.uint32)
     tl.store(WORDS, word.to(tl.int32, bitcast=True))
     for number in range(1, 624):
         word = (word ^ (word >> 30)) * 1812433253 + number
         tl.store(WORDS + number, word.to(tl.int32, bitcast=True))
     tl.debug_barrier()
-    old = tl.load(WORDS + lane - 57, mask=(lane >= 57) & (lane < 227), other=0)
-    middle = tl.load(WORDS + lane + 170, mask=lane < 227, other=0)
-    young = tl.load(WORDS + lane + 397, mask=lane < 227, other=0)
-    return old, middle, young
 
 
 @triton.jit
@@ -80,7 +74,7 @@ def _shuffle(
     WORDS += row * STATE
     let_next_start(PDL)
     wait_for_input(PDL)
-    _seed(WORDS, tl.load(SEEDS + row), lane)
+    _seed(WORDS, tl.load(SEEDS + row))
     for first in range(0, num_first, 227):
         place = first + lane
         is_there = (lane < 227) & (place < num_first)

@@ -1,8 +1,9 @@
 """Green lists that a token itself helps to choose, on the device that marks.
 
-The likeliest tokens of a row are found without a sort, as a sampling tail finds them: the k-th highest score is no lower
-than the k-th highest maximum of groups of scores, so few groups are read. Each is then followed through the shuffle of
-its own seed (`following`). The references are `WatermarkLogitsProcessor.raise_plainly` and `watermark.twister.are_first`.
+The likeliest tokens of a row are found without a sort, as a sampling tail finds them: the k-th highest score is no
+lower than the k-th highest maximum of groups of scores, so few groups are read. Each is then followed through the
+shuffle of its own seed (`following`). The references are `WatermarkLogitsProcessor.raise_plainly` and
+`watermark.twister.are_first`.
 """
 
 from __future__ import annotations
@@ -172,8 +173,10 @@ def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: 
 
 
 def list_candidates(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A copy of scores (rows, vocab), and each row's `k` likeliest tokens (rows, k) int32, of equals the first; -1 where
-    fewer are possible, or a score is NaN or infinite."""
+    """A copy of scores (rows, vocab), and each row's `k` likeliest tokens (rows, k) int32, of equals the first.
+
+    They are -1 where fewer are possible, or a score is NaN or infinite.
+    """
     scores = lay_in_rows(scores)
     (rows, vocab), device, options = scores.shape, scores.device, launch_options()
     group = choose_group(vocab, k)
