@@ -147,9 +147,9 @@ def is_first(
 def list_divisors(count: int, num_first: int, device: torch.device) -> torch.Tensor:
     """What tells of most words that they are not divisible by count - place, for places in whole chunks: int64.
 
-    The low half is multiplied with a word; if that is divisible, the product is no larger than the high half. Either the
-    low half is the inverse of the divisor's odd part, which makes multiples small; or, if the divisor has many powers of
-    two, these are the better sign: the product is moved up until only bits are left that have to be zeros.
+    The low half is multiplied with a word; if that is divisible, the product is no larger than the high half. Either
+    the low half is the inverse of the divisor's odd part, which makes multiples small; or, if the divisor has many
+    powers of two, these are the better sign: the product is moved up until only bits are left that have to be zeros.
     """
     places = np.arange(triton.cdiv(num_first, CHUNK) * CHUNK, dtype=np.int64)
     divisors = np.maximum(count - places, 1)
