@@ -79,30 +79,21 @@ static void turn_shuffle(us_shuffle *s, int32_t first, int32_t n) {
     }
 }
 
-/* A place past the first ones holds what came there last; followed back to where it began, that is not among them. Most
- * places were never swapped: those that were are listed first, so that their chains are followed without the others. */
-static void mark_first(us_shuffle *s, int32_t *came_from, const us_first_task *task, int64_t number) {
+/* Shuffles the first places, and marks the tokens that come there. */
+static void mark_first(us_shuffle *s, int32_t *tokens, const us_first_task *task, int64_t number) {
     const int32_t n = task->vocab, num_first = task->num_first;
-    int32_t *swapped = came_from + n, count = 0;
     uint8_t *out = task->out + number * n;
     seed_shuffle(s, task->seeds[number]);
-    memset(came_from, 0xff, sizeof(int32_t) * (size_t)n);
-    memset(out, 1, (size_t)num_first);
+    for (int32_t place = 0; place < n; place++) tokens[place] = place;
+    memset(out, 0, (size_t)n);
     for (int32_t first = 0; first < num_first; first += TWISTER) {
         turn_shuffle(s, first, n);
         const int32_t end = num_first - first < TWISTER ? num_first - first : TWISTER;
-        for (int32_t i = 0; i < end; i++)
-            if (s->swaps[i] != first + i) came_from[s->swaps[i]] = first + i;
-    }
-    for (int32_t place = num_first; place < n; place++) {
-        out[place] = came_from[place] >= 0;
-        swapped[count] = place;
-        count += came_from[place] >= 0;
-    }
-    for (int32_t i = 0; i < count; i++) {
-        int32_t at = came_from[swapped[i]];
-        while (came_from[at] >= 0) at = came_from[at];
-        out[at] = 0;
+        for (int32_t i = 0; i < end; i++) {
+            int32_t *swapped = tokens + s->swaps[i];
+            out[*swapped] = 1;
+            *swapped = tokens[first + i];
+        }
     }
 }
 
@@ -143,12 +134,12 @@ static void run_first(const void *argument, int32_t thread, us_team *team) {
     int64_t first, last;
     split(task->count, thread, team->size, &first, &last);
     us_shuffle *s = first < last ? malloc(sizeof *s) : NULL;
-    int32_t *came_from = s && !task->tokens ? malloc(sizeof(int32_t) * 2 * (size_t)task->vocab) : NULL;
-    if (s && (task->tokens || came_from))
+    int32_t *tokens = s && !task->tokens ? malloc(sizeof(int32_t) * (size_t)task->vocab) : NULL;
+    if (s && (task->tokens || tokens))
         for (int64_t number = first, count; number < last; number += count) {
             count = 1;
             if (!task->tokens) {
-                mark_first(s, came_from, task, number);
+                mark_first(s, tokens, task, number);
                 continue;
             }
             while (number + count < last && count < MOST_FOLLOWED && task->seeds[number + count] == task->seeds[number]) count++;
@@ -156,7 +147,7 @@ static void run_first(const void *argument, int32_t thread, us_team *team) {
                           task->out + number);
         }
     else if (first < last) atomic_store((atomic_int *)task->failed, 1);
-    free(came_from);
+    free(tokens);
     free(s);
 }
 
