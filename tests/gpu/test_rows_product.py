@@ -41,7 +41,7 @@ def make_matrix(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tup
     if kind == "plain":
         weight = numbers.to(DEVICE, dtype)
         return weight, weight.double()
-    blocks = quantise_rows(numbers, kind)  # type: ignore[arg-type]
+    blocks = quantise_rows(numbers, kind)
     return lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
 
 

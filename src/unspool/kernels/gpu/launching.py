@@ -24,6 +24,7 @@ from triton.runtime import driver
 
 from unspool.kernels.gpu.compiling import compile_elsewhere
 from unspool.kernels.gpu.late_driver import use_late_driver
+from unspool.kernels.gpu.relaunching import relaunch, remember
 from unspool.kernels.preparations import begin_short_turns, end_short_turns, wait_for_preparations
 
 HOPPER: Final = (9, 0)
@@ -32,7 +33,15 @@ _MOST_COMPILERS: Final = 8  # kernels at once, in processes of their own: with m
 _MOST_HERE: Final = 6  # in threads: half of a kernel's compilation holds Python's lock
 _MOST_LAUNCHERS: Final = 4  # C compilers at once: what they make is needed last
 Launched = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # a kernel, its grid, arguments and options
-_state = threading.local()
+
+
+class _State(threading.local):
+    """Who takes this thread's launches instead of the device."""
+
+    take: Callable[[Launched], None] | None = None
+
+
+_state = _State()
 _under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: what each of their variants will be
 _compilers: set[threading.Thread] = set()
 
@@ -82,11 +91,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, cluster: int = 1, **o
 
     In a cluster are `cluster` neighbours along the first axis; the grid counts clusters there.
     """
-    take: Callable[[Launched], None] | None = getattr(_state, "take", None)
+    take = _state.take
     if take is not None:
         take((kernel, grid, args, options))
         return
     wait_for_preparations()
+    key = relaunch(kernel, grid, args, cluster, options)
+    if key is None:
+        return
     if _under_way:
         for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
             variant.result(ignore_errors=True)
@@ -96,7 +108,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, cluster: int = 1, **o
         made = kernel.warmup(*args, grid=grid, **options)
         warps, _, *rest = made.packed_metadata
         made.packed_metadata = (warps, cluster, *rest)
-    kernel[grid](*args, **options)
+    remember(key, kernel, kernel[grid](*args, **options), len(args), options)
 
 
 class _Compilers(ThreadPoolExecutor):
