@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -271,7 +271,7 @@ def _describe_lists(count: int, vocab: int, num_first: int, device: torch.device
     return room, list_divisors(vocab, num_first, device)
 
 
-def _list_options(device: torch.device) -> dict[str, object]:
+def _list_options(device: torch.device) -> dict[str, Any]:
     return {
         "STATE": STATE,
         "SLOTS": SLOTS,
