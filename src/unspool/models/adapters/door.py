@@ -13,7 +13,7 @@ from unspool.config import GenerationConfig
 from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
 from unspool.models.adapters.decoder import AdaptedDecoder
-from unspool.models.adapters.description import describe, find_text_config
+from unspool.models.adapters.description import describe, find_text_config, has_leading_streams
 from unspool.models.adapters.pair import AdaptedPair
 from unspool.models.adapters.settings import convert_settings, is_theirs
 from unspool.models.adapters.twin import find_state_twin, find_twin
@@ -168,7 +168,7 @@ def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConf
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     if is_pair and (settings.output_hidden_states or settings.output_attentions):
         return "an encoder's states are returned in the columns that it was given"
-    if settings.output_hidden_states and hasattr(find_text_config(model), "altup_num_inputs"):
+    if settings.output_hidden_states and has_leading_streams(find_text_config(model)):
         return f"the hidden states of {kind} have several streams"
     if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
         return "a static cache of transformers is returned"
