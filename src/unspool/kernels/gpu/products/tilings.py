@@ -14,10 +14,10 @@ from typing import Final
 
 import torch
 
+from unspool.kernels.gpu.products.float_product import FloatTiling
 from unspool.kernels.gpu.products.held_product import HeldTiling
 from unspool.kernels.gpu.products.nibble_product import MOST_CHUNKS, NibbleTiling
 from unspool.kernels.gpu.products.row_product import RowTiling
-from unspool.kernels.gpu.products.words import WordKind
 from unspool.kernels.gpu.products.words_product import WordsTiling
 
 _USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
@@ -133,11 +133,18 @@ def choose_held_tiling(
     return _HELD if outputs >= _WIDE and outputs % (_HELD.rows * _HELD.tiles) == 0 else None
 
 
-def choose_words_tiling(outputs: int, num_words: int, kind: WordKind) -> WordsTiling:
-    """The tiling for a quantised matrix with rows of `num_words` words."""
+def choose_words_tiling(outputs: int, num_words: int, *, is_short: bool) -> WordsTiling:
+    """The tiling for a matrix of whole numbers, of 4 bits or of 8, with rows of `num_words` words."""
     words = min(512, 1 << (num_words - 1).bit_length())
-    rows = 4 if kind != "int4" and outputs < _WIDE else 8
+    rows = 4 if not is_short and outputs < _WIDE else 8
     return WordsTiling(rows, words, max(1, words // 128))
+
+
+def choose_float_tiling(outputs: int, num_words: int, *, is_gated: bool) -> FloatTiling:
+    """The tiling for a matrix of floats of 8 bits with rows of `num_words` words, both halves counted if gated."""
+    words = min(512, 1 << (num_words - 1).bit_length())
+    rows = 2 if is_gated else 4
+    return FloatTiling(rows, words, max(1, words // 128))
 
 
 def choose_tiling(
