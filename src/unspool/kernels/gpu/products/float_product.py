@@ -58,7 +58,7 @@ def _widen(words, HAS_WIDENING: tl.constexpr):
 
 
 @triton.jit
-def _load_words(at, is_output, word, start, KW: tl.constexpr, BW: tl.constexpr):
+def _load_words(at, is_output, word, start, KW: tl.constexpr):
     is_word = is_output[:, None] & (start + word < KW)[None, :]
     return tl.load(at + start, mask=is_word, other=0, eviction_policy="evict_first")
 
@@ -80,10 +80,10 @@ def _multiply_floats(
     loaded, others = (), ()
     for start in tl.static_range(0, KW, BW):
         if start < AHEAD * BW:
-            w = _load_words(at, is_output, word, start, KW, BW)
+            w = _load_words(at, is_output, word, start, KW)
             v = w
             if IS_GATED:
-                v = _load_words(beside, is_output, word, start, KW, BW)
+                v = _load_words(beside, is_output, word, start, KW)
             loaded, others = loaded + (w,), others + (v,)
     factor = half_of(tl.load(FACTORS + rn, mask=is_output, other=0), False)
     factor_beside = factor
@@ -102,10 +102,10 @@ def _multiply_floats(
         if start < AHEAD * BW:
             w, v = loaded[start // BW], others[start // BW]
         else:
-            w = _load_words(at, is_output, word, start, KW, BW)
+            w = _load_words(at, is_output, word, start, KW)
             v = w
             if IS_GATED:
-                v = _load_words(beside, is_output, word, start, KW, BW)
+                v = _load_words(beside, is_output, word, start, KW)
         numbers = _widen(w, HAS_WIDENING)
         values = numbers
         if IS_GATED:
