@@ -81,7 +81,7 @@ class Simulation:
         self._generation[which] += 1
         self._up_seconds += now - self._up_since[which]
         self._up.remove(which)
-        had = self.replicas[which].fail()
+        had = self.replicas[which].fail(now)
         self.book.retried += len(had)
         for number in had:
             self.book.firsts.pop(number, None)  # the client is told of an error, or of nothing yet: it asks again
@@ -116,7 +116,7 @@ class Simulation:
         up = self._up_seconds + sum(
             now - since for since, one in zip(self._up_since, self.replicas, strict=True) if one.is_up
         )
-        busy = sum(one.busy_seconds for one in self.replicas)
+        busy = sum(one.count_busy_seconds(now) for one in self.replicas)
         latencies, waits, between = sorted(book.latencies), sorted(book.waits), sorted(book.between)
         return Result(
             requests=len(self._requests),

@@ -66,7 +66,7 @@ class Replica:
         self._left: dict[int, int] = {}  # tokens that are still to come
         self._reads: dict[int, int] = {}
         self.is_busy, self.is_up = False, True
-        self.busy_seconds = 0.0
+        self._began, self._busy_seconds = 0.0, 0.0  # the pass that runs, and those that ended
 
     def __len__(self) -> int:
         return len(self.scheduler)
@@ -97,12 +97,13 @@ class Replica:
             return None
         cost = self.machine
         seconds = cost.base + cost.per_row * rows + cost.per_key * self._keys + cost.per_token * tokens
-        self.busy_seconds += seconds / 1000
+        self._began = now
         self._book.note_pass(now, seconds / 1000, rows, tokens, self.scheduler.num_waiting)
         return now + seconds / 1000
 
     def end(self, now: float) -> None:
         """End a pass: rows have a token more, prompts are read."""
+        self._busy_seconds += now - self._began
         rows = len(self._running)
         if rows:
             self._pool.free -= self._due[self._steps % BLOCK]
@@ -160,8 +161,9 @@ class Replica:
             self._pool.free += entry.held
         entry.unread, entry.held = entry.length, 0
 
-    def fail(self) -> list[int]:
+    def fail(self, now: float) -> list[int]:
         """Lose everything; the requests that it had."""
+        self._busy_seconds = self.count_busy_seconds(now)
         had = list(self._left)
         self._pool.free = self.machine.blocks
         self.scheduler = Scheduler(self.scheduler.limits, self._pool)
@@ -170,6 +172,10 @@ class Replica:
         self._due, self._steps, self._keys = [0] * BLOCK, 0, 0
         self.is_busy = self.is_up = False
         return had
+
+    def count_busy_seconds(self, now: float) -> float:
+        """How long it has computed; of a pass that has not ended, what is over of it."""
+        return self._busy_seconds + (now - self._began if self.is_busy else 0.0)
 
     @property
     def free_blocks(self) -> int:

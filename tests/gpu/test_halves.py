@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.test_kernels import DEVICE, DTYPES, make_rope, pytestmark, random, tell_addresses
+from tests.gpu.attention_checks import make_rope, tell_addresses
+from tests.gpu.kernel_checks import DEVICE, DTYPES, pytestmark, random
 from tests.gpu.test_packed_step import make_packed
 
 from unspool.kernels.packing import Scheme

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.attention_checks import find_new, make_rope, tell_addresses
+from tests.gpu.kernel_checks import DEVICE, check, pytestmark, random
 from tests.gpu.models import make_model
-from tests.gpu.test_kernels import DEVICE, check, make_rope, pytestmark, random, tell_addresses
 
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.attention import attend
-from unspool.kernels.norms import rms_norm
 from unspool.kernels.packing import Packed, Scheme, pack, unpack
-from unspool.kernels.rotary import rotate_
 
 __all__ = ["pytestmark"]
 
@@ -89,12 +88,7 @@ def test_attention_over_packed_keys(shape: dict[str, Any], manner: str, dtype: t
         if length < 0:
             assert out[row].isnan().all() and torch.equal(recent[1][row], before[row])
             continue
-        new = qkv[row].float().view(1, 1, heads + 2 * kv_heads, width)
-        if norms[0] is not None and norms[1] is not None:
-            new[:, :, :heads] = rms_norm(new[:, :, :heads], norms[0].float(), eps)
-            new[:, :, heads:-kv_heads] = rms_norm(new[:, :, heads:-kv_heads], norms[1].float(), eps)
-        if pairs:
-            rotate_(new[:, :, : heads + kv_heads], rope.reserve(length + 1)[None, length : length + 1, None])
+        new = find_new(qkv[row], head_shape, norms, rope if pairs else None, length)
         first = max(0, length + 1 - window) if manner == "window" else 0
         both = []
         for which in range(2):

@@ -1,6 +1,6 @@
 """Attention of steps: Triton kernels beside their torch references, on random inputs.
 
-They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_kernels.py`.
+They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/test_attention.py`.
 """
 
 from __future__ import annotations
@@ -9,28 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.attention_checks import find_new, make_rope, tell_addresses
 from tests.gpu.kernel_checks import DEVICE, DTYPES, check, pytestmark, random
 
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.attention import attend
-from unspool.kernels.norms import rms_norm
 from unspool.kernels.rotary import RotaryTable, rotate_
 
 __all__ = ["pytestmark"]
-
-
-def make_rope(width: int, pairs: int) -> tuple[RotaryTable, torch.Tensor]:
-    frequencies = [10_000.0 ** (-2 * i / width) for i in range(pairs)]
-    return RotaryTable(frequencies, 1.0, DEVICE), torch.tensor(frequencies, device=DEVICE)
-
-
-def tell_addresses(base: torch.Tensor, *caches: list[torch.Tensor]) -> list[int]:
-    """A table as `StepAttention` reads it, of layers' buffers (rows, capacity, 2, heads, width)."""
-    told: list[int] = []
-    for buffers in caches:
-        told += [(one.data_ptr() - base.data_ptr()) // (8 * one.element_size()) for one in buffers]
-        told.append(buffers[0].shape[1])
-    return told
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -128,12 +114,7 @@ def check_attention(
         if length < 0:
             assert out[row].isnan().all() and torch.equal(buffers[1][row], expected_buffer[row])
             continue
-        split = given[row].float().view(1, 1, heads + 2 * kv_heads, width)
-        if has_norm:
-            split[:, :, :heads] = rms_norm(split[:, :, :heads], norms[0].float(), eps)
-            split[:, :, heads:-kv_heads] = rms_norm(split[:, :, heads:-kv_heads], norms[1].float(), eps)
-        if pairs:
-            rotate_(split[:, :, : heads + kv_heads], rope.reserve(length + 1)[None, length : length + 1, None])
+        split = find_new(given[row], shape, norms, rope if pairs else None, length)
         keys = expected_buffer[row, :length].float()
         keys = (
             torch.cat((keys, split[:, :, heads:].view(1, 2, kv_heads, width)))[max(0, length + 1 - window) :]
