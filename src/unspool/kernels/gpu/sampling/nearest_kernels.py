@@ -285,7 +285,7 @@ def _weigh_row(
     """The same of a row for which there were not enough slots."""
     tiles = tl.arange(0, TILES)
     found = tl.zeros((TILES,), tl.float64)
-    for tile in range(num_tiles):
+    for tile in range(0, num_tiles):
         token = tile * TILE + tl.arange(0, TILE)
         scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
         distance = _measure(scores, row_facts[0], row_facts[1], row_facts[2], KIND)
