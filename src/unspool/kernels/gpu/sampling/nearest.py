@@ -15,7 +15,7 @@ import triton
 
 from unspool.kernels.gpu.arguments import find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options
-from unspool.kernels.gpu.sampling.nearest_kernels import cut_far, draw, find, gather, weigh
+from unspool.kernels.gpu.sampling.nearest_kernels import cut_far, find, gather, weigh
 from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Replay, can_replay
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, ScoresCopy, count_joined, sum_rows
 
@@ -49,73 +49,9 @@ class NearestSearch:
 
     def launch(self, scores: torch.Tensor, sums: torch.Tensor, wanted: torch.Tensor, kind: str) -> None:
         """Search scores (rows, vocab) whose partial results are `sums`, for what is `wanted` (rows or 1, 1)."""
-        self._gather(scores, sums, wanted, kind, None)
-        launch(
-            find,
-            (self._rows,),
-            scores,
-            self._found,
-            self._tokens,
-            self._counts,
-            self.facts,
-            self.cuts,
-            self.lasts,
-            self._vocab,
-            scores.stride(0),
-            self._tiles,
-            KIND=NEAREST.index(kind),
-            LEVELS=LEVELS,
-            FACTS=FACTS,
-            SLOTS=self._slots,
-            TILES=self._joined,
-            CHUNK=CHUNK,
-            num_warps=WARPS,
-            **launch_options(),
-        )
-
-    def launch_draw(
-        self,
-        scores: torch.Tensor,
-        sums: torch.Tensor,
-        wanted: torch.Tensor,
-        kind: str,
-        weights: torch.Tensor,  # (rows * tiles,) float64: room for sums
-        uniforms: torch.Tensor,  # (rows,) float64
-        tokens: torch.Tensor,  # (rows,) int64: what is drawn
-    ) -> None:
-        """The same search, and a draw from what it leaves."""
-        self._gather(scores, sums, wanted, kind, weights)
-        launch(
-            draw,
-            (self._rows,),
-            scores,
-            self._found,
-            self._tokens,
-            self._counts,
-            self.facts,
-            weights,
-            uniforms,
-            tokens,
-            self._vocab,
-            scores.stride(0),
-            self._tiles,
-            KIND=NEAREST.index(kind),
-            LEVELS=LEVELS,
-            FACTS=FACTS,
-            SLOTS=self._slots,
-            TILE=TILE,
-            TILES=self._joined,
-            CHUNK=CHUNK,
-            num_warps=WARPS,
-            **launch_options(),
-        )
-
-    def _gather(
-        self, scores: torch.Tensor, sums: torch.Tensor, wanted: torch.Tensor, kind: str, weights: torch.Tensor | None
-    ) -> None:
-        """Find the bin in which the weight is reached, and gather what lies in it."""
         vocab, stride, tiles = self._vocab, scores.stride(0), self._tiles
-        wide = {"TILE": TILE, "TILES": self._joined, "num_warps": WARPS, **launch_options()}
+        options = launch_options()
+        wide = {"TILE": TILE, "TILES": self._joined, "num_warps": WARPS, **options}
         number, masses, others = NEAREST.index(kind), self._masses, self._others
         for level in range(LEVELS):
             launch(
@@ -149,7 +85,6 @@ class NearestSearch:
             self._counts,
             self._found,
             self._tokens,
-            weights if weights is not None else self.facts,
             vocab,
             stride,
             tiles,
@@ -158,8 +93,29 @@ class NearestSearch:
             FACTS=FACTS,
             STEPS=STEPS,
             SLOTS=self._slots,
-            IS_DRAWN=weights is not None,
             **wide,
+        )
+        launch(
+            find,
+            (self._rows,),
+            scores,
+            self._found,
+            self._tokens,
+            self._counts,
+            self.facts,
+            self.cuts,
+            self.lasts,
+            vocab,
+            stride,
+            tiles,
+            KIND=number,
+            LEVELS=LEVELS,
+            FACTS=FACTS,
+            SLOTS=self._slots,
+            TILES=self._joined,
+            CHUNK=CHUNK,
+            num_warps=WARPS,
+            **options,
         )
 
     def cut(self, scores: torch.Tensor, kind: str, filler: float) -> torch.Tensor:

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
-from unspool.kernels.gpu.sampling.row_draw import choose_in_tile, choose_tile
 from unspool.kernels.gpu.sampling.row_sums import join_sums
 
 
@@ -116,12 +115,12 @@ def weigh(
 
 @triton.jit
 def gather(
-    SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, WEIGHTS, V, row_stride, num_tiles,
+    SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
     KIND: tl.constexpr, LEVEL: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
-    TILES: tl.constexpr, SLOTS: tl.constexpr, IS_DRAWN: tl.constexpr, PDL: tl.constexpr,
+    TILES: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write down a tile's scores of the bin in which the weight is reached, in the order of their tokens, as far as
-    there are slots for them; how many they are, and before a draw the exponentials of those that are nearer."""
+    there are slots for them; and how many they are."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
     ROWS += row * FACTS
@@ -140,9 +139,6 @@ def gather(
     tl.store(FOUND + at, scores, mask=has_slot)
     tl.store(TOKENS + at, token, mask=has_slot)
     tl.store(COUNTS + row * num_tiles + tile, tl.sum(is_in.to(tl.int32), 0))
-    if IS_DRAWN:
-        nearer = _weigh_scores(scores, highest, (scores > float("-inf")) & (distance <= low), 0)
-        tl.store(WEIGHTS + row * num_tiles + tile, tl.sum(nearer.to(tl.float64), 0))
 
 
 @triton.jit
@@ -165,7 +161,7 @@ def _weigh_chunk(
 
 @triton.jit
 def _search(
-    SCORES, TOKENS, COUNTS, ROWS, count,
+    SCORES, TOKENS, COUNTS, ROWS, CUT, LAST, count,
     KIND: tl.constexpr, LEVELS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The least distance within which scores reach a row's weight, by bisection; and the last token that is kept of
@@ -194,7 +190,7 @@ def _search(
         most = tl.where(is_enough, middle, most)
         least = tl.where(is_enough, least, middle)
     cut = most.to(tl.float32, bitcast=True)
-    last = tl.zeros((), tl.int32)
+    tl.store(CUT, cut)
     if KIND == 0:  # of equal scores only as many are kept as are needed, the first ones
         parts = tl.zeros((CHUNK,), tl.float64)
         share = tl.zeros((), tl.float64)
@@ -205,7 +201,7 @@ def _search(
         missing = wanted - before - tl.sum(parts, 0)
         num_kept = tl.where(share > 0.0, tl.ceil(missing / share), 1.0)
         num_kept = tl.maximum(num_kept, 1.0).to(tl.int32)
-        num_before = tl.zeros((), tl.int32)
+        num_before, last = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
         for first in range(0, count, CHUNK):
             far, _each = _weigh_chunk(SCORES, COUNTS, first, count, highest, whole, entropy, low, KIND, SLOTS, CHUNK)
             at = first + tl.arange(0, CHUNK)
@@ -217,26 +213,7 @@ def _search(
             is_kept = (is_tie > 0) & (num_before + tl.cumsum(is_tie, 0) <= num_kept)
             last = tl.maximum(last, tl.max(tl.where(is_kept, token, 0), 0))
             num_before += tl.sum(is_tie, 0)
-    return cut, last
-
-
-@triton.jit
-def _find_cut(
-    SCORES, FOUND, TOKENS, COUNTS, ROWS, V, num_tiles, most,
-    KIND: tl.constexpr, LEVELS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Where a row is cut, of whose tiles none has gathered more than `most`: a distance, and the last token that is
-    kept of those so far."""
-    low, _, _, _ = _load_bin(ROWS, LEVELS)
-    cut, last = tl.full((), float("inf"), tl.float32), tl.zeros((), tl.int32) + V
-    if low < float("inf"):
-        if most <= SLOTS:
-            cut, last = _search(
-                FOUND, TOKENS, COUNTS, ROWS, num_tiles * SLOTS, KIND, LEVELS, SLOTS, TILES * SLOTS
-            )  # fmt: skip
-        else:
-            cut, last = _search(SCORES, TOKENS, COUNTS, ROWS, V, KIND, LEVELS, 0, CHUNK)
-    return cut, last
+        tl.store(LAST, last)
 
 
 @triton.jit
@@ -253,89 +230,18 @@ def find(
     let_next_start(PDL)
     wait_for_input(PDL)
     most = tl.max(tl.load(COUNTS + tiles, mask=tiles < num_tiles, other=0), 0)
-    first = row * num_tiles * SLOTS
-    cut, last = _find_cut(
-        SCORES + row * row_stride, FOUND + first, TOKENS + first, COUNTS, ROWS, V, num_tiles, most,
-        KIND, LEVELS, SLOTS, TILES, CHUNK,
-    )  # fmt: skip
-    tl.store(CUTS + row, cut)
-    tl.store(LASTS + row, last)
-
-
-@triton.jit
-def _weigh_slots(
-    FOUND, TOKENS, COUNTS, row_facts, cut, last, num_tiles,
-    KIND: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """The exponentials of what is kept of the scores that were gathered, added up tile by tile."""
-    at = tl.arange(0, TILES * SLOTS)
-    is_there = at < num_tiles * SLOTS
-    is_there = is_there & (at % SLOTS < tl.load(COUNTS + at // SLOTS, mask=is_there, other=0))
-    scores = tl.load(FOUND + at, mask=is_there, other=float("-inf"))
-    token = tl.load(TOKENS + at, mask=is_there, other=0)
-    is_kept = is_there & (_is_far(scores, token, row_facts, cut, last, KIND) == 0)
-    weights = _weigh_scores(scores, row_facts[0], is_kept, 0).to(tl.float64)
-    return tl.sum(tl.reshape(weights, (TILES, SLOTS)), 1)
-
-
-@triton.jit
-def _weigh_row(
-    SCORES, row_facts, low, cut, last, V, num_tiles, KIND: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
-):
-    """The same of a row for which there were not enough slots."""
-    tiles = tl.arange(0, TILES)
-    found = tl.zeros((TILES,), tl.float64)
-    for tile in range(0, num_tiles):
-        token = tile * TILE + tl.arange(0, TILE)
-        scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
-        distance = _measure(scores, row_facts[0], row_facts[1], row_facts[2], KIND)
-        is_kept = (scores > float("-inf")) & (distance > low)
-        is_kept = is_kept & (_is_far(scores, token, row_facts, cut, last, KIND) == 0)
-        weight = tl.sum(_weigh_scores(scores, row_facts[0], is_kept, 0).to(tl.float64), 0)
-        found = tl.where(tiles == tile, weight, found)
-    return found
-
-
-@triton.jit
-def draw(
-    SCORES, FOUND, TOKENS, COUNTS, ROWS, WEIGHTS, UNIFORMS, OUT, V, row_stride, num_tiles,
-    KIND: tl.constexpr, LEVELS: tl.constexpr, FACTS: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr,
-    TILES: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Find where a row is cut, and draw from what is left; -1 if there is no token."""
-    row = tl.program_id(0).to(tl.int64)
-    tiles = tl.arange(0, TILES)
-    ROWS += row * FACTS
-    COUNTS += row * num_tiles
-    SCORES += row * row_stride
-    first = row * num_tiles * SLOTS
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    uniform = tl.load(UNIFORMS + row)
-    row_facts = _load_row(ROWS)
-    highest = row_facts[0]
     low, _, _, _ = _load_bin(ROWS, LEVELS)
-    weights = tl.load(WEIGHTS + row * num_tiles + tiles, mask=tiles < num_tiles, other=0.0)
-    most = tl.max(tl.load(COUNTS + tiles, mask=tiles < num_tiles, other=0), 0)
-    chosen = tl.full((), -1, tl.int64)
-    if (highest > float("-inf")) & (highest < float("inf")):
-        cut, last = _find_cut(
-            SCORES, FOUND + first, TOKENS + first, COUNTS, ROWS, V, num_tiles, most, KIND, LEVELS, SLOTS, TILES, CHUNK
+    if low == float("inf"):
+        tl.store(CUTS + row, float("inf"))
+        tl.store(LASTS + row, V)
+    elif most <= SLOTS:
+        first = row * num_tiles * SLOTS
+        _search(
+            FOUND + first, TOKENS + first, COUNTS, ROWS, CUTS + row, LASTS + row, num_tiles * SLOTS,
+            KIND, LEVELS, SLOTS, TILES * SLOTS,
         )  # fmt: skip
-        if most <= SLOTS:
-            weights += _weigh_slots(
-                FOUND + first, TOKENS + first, COUNTS, row_facts, cut, last, num_tiles, KIND, SLOTS, TILES
-            )  # fmt: skip
-        else:
-            weights += _weigh_row(SCORES, row_facts, low, cut, last, V, num_tiles, KIND, TILE, TILES)
-        tops = tl.where(weights > 0.0, highest, float("-inf"))
-        drawn, before, target = choose_tile(tops, weights, highest, uniform, TILES)
-        token = drawn * TILE + tl.arange(0, TILE)
-        scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
-        scores = tl.where(_is_far(scores, token, row_facts, cut, last, KIND), float("-inf"), scores)
-        found = choose_in_tile(scores, highest, before, target, TILE)
-        chosen = (drawn * TILE + found).to(tl.int64)
-    tl.store(OUT + row, chosen)
+    else:
+        _search(SCORES + row * row_stride, TOKENS, COUNTS, ROWS, CUTS + row, LASTS + row, V, KIND, LEVELS, 0, CHUNK)
 
 
 @triton.jit
@@ -356,16 +262,10 @@ def cut_far(
 @triton.jit
 def is_beyond(scores, token, row, ROWS, CUTS, LASTS, KIND: tl.constexpr, FACTS: tl.constexpr):
     """Which of a row's scores lie beyond its cut."""
-    return _is_far(
-        scores, token, _load_row(ROWS + row * FACTS), tl.load(CUTS + row), tl.load(LASTS + row), KIND
-    )  # fmt: skip
-
-
-@triton.jit
-def _is_far(scores, token, row_facts, cut, last, KIND: tl.constexpr):
-    """Which scores lie farther than the cut, or as far and after the last token."""
-    distance = _measure(scores, row_facts[0], row_facts[1], row_facts[2], KIND)
+    highest, whole, entropy = _load_row(ROWS + row * FACTS)
+    cut = tl.load(CUTS + row)
+    distance = _measure(scores, highest, whole, entropy, KIND)
     is_far = distance > cut
     if KIND == 0:
-        is_far = is_far | ((distance == cut) & (token > last))
+        is_far = is_far | ((distance == cut) & (token > tl.load(LASTS + row)))
     return is_far

@@ -3,9 +3,7 @@ a sort and without a top-k that leaves few candidates (`tail.py` is for those).
 
 One kernel copies the scores, divided by the temperature, to where a graph reads them. In that graph every part finds
 where it cuts (`nearest.py`, `cuts.py`); the kernel that cuts finds what the tiles of scores amount to afterwards, for
-the next part or for the draw. The last part writes no scores: the draw cuts the one tile that it looks at again. If
-that part is a search, the kernel that ends it draws as well: what is kept in any case is added up where the rest is
-gathered.
+the next part or for the draw. The last part writes no scores: the draw cuts the one tile that it looks at again.
 """
 
 from __future__ import annotations
@@ -125,18 +123,14 @@ class WholeTail:
 
     def _launch(self) -> None:
         before, after = self._copy.sums, self._sums
-        *firsts, last = self._parts
-        for part in firsts:
+        for part in self._parts:
             if part in NEAREST:
                 self._search.launch(self._copy.scores, before, self._settings[part].values, part)
-            self._launch_cut(part, before, after, is_last=False)
-            before, after = after, before
-        if last in NEAREST:
-            wanted, drawn = self._settings[last].values, (self._weights, self._copy.uniforms, self._tokens)
-            self._search.launch_draw(self._copy.scores, before, wanted, last, *drawn)
-        else:
-            self._launch_cut(last, before, after, is_last=True)
-            self._launch_draw(last, before)
+            is_last = part == self._parts[-1]
+            self._launch_cut(part, before, after, is_last=is_last)
+            if not is_last:
+                before, after = after, before
+        self._launch_draw(self._parts[-1], before)
 
     def _launch_cut(self, part: str, before: torch.Tensor, after: torch.Tensor, *, is_last: bool) -> None:
         launch(
