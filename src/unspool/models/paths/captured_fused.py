@@ -26,9 +26,11 @@ from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_body import Body, StepInputs, find_positions
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding
+from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding, WordLinear
 
-MOST_PARTED: Final = 16  # rows whose queries, keys and values are left in parts
+# Rows whose queries, keys and values are left in parts, of words and of plain numbers: where a step is faster then.
+PARTED_WORDS: Final = range(2, 17)
+PARTED_NUMBERS: Final = range(17, 65)
 
 
 def can_fuse(spec: DecoderSpec) -> bool:
@@ -206,7 +208,7 @@ class FusedBody(Body):
         linear, norm = layer.qkv, layer.attn_norm
         is_parted = (
             self._attend_rows.takes_parts
-            and self._shape.num_tokens <= MOST_PARTED
+            and self._shape.num_tokens in (PARTED_WORDS if isinstance(linear, WordLinear) else PARTED_NUMBERS)
             and linear.bias is None
             and norm is not None
             and not self._spec.norms_heads_apart

@@ -30,6 +30,7 @@ MOST_ROWS: Final = 2
 MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows multiply with our kernels
 MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
 _WIDE: Final = 65_536  # outputs: a head
+_NARROW: Final = 4096  # outputs
 _MANY: Final = 32_768  # outputs of a head for one row: more than a block's matrices have
 _LONG: Final = 6000  # inputs: from here on rows of the matrix are loaded part by part
 
@@ -143,7 +144,7 @@ def choose_words_tiling(outputs: int, num_words: int, *, is_short: bool) -> Word
 def choose_float_tiling(outputs: int, num_words: int, *, is_gated: bool) -> FloatTiling:
     """The tiling for a matrix of floats of 8 bits with rows of `num_words` words, both halves counted if gated."""
     words = min(512, 1 << (num_words - 1).bit_length())
-    rows = 2 if is_gated else 4
+    rows = 4 if is_gated or outputs < _NARROW else 8
     return FloatTiling(rows, words, max(1, words // 128))
 
 
