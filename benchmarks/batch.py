@@ -30,7 +30,7 @@ from typing import Any
 
 import unspool
 from unspool.batch.job import Job
-from unspool.batch.output import Output
+from unspool.batch.output import JobOutput
 from unspool.batch.sources import open_source
 from unspool.engine import Engine
 
@@ -57,10 +57,10 @@ class Work:
         self.file.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
         self._outputs = 0
 
-    def make_output(self) -> Output:
+    def make_output(self) -> JobOutput:
         """A file that nobody has written to."""
         self._outputs += 1
-        return Output(self.folder / f"{self.file.stem}.out{self._outputs}.jsonl")
+        return JobOutput(self.folder / f"{self.file.stem}.out{self._outputs}.jsonl")
 
 
 class Ways:
@@ -114,10 +114,10 @@ class Ways:
         from the other ways: the rate beyond the first rows is what counts."""
         import ray
 
-        from unspool.ray.batch import Pipeline, RayJob
+        from unspool.ray.batch import RayJob, RayPipeline
         from unspool.ray.cluster import connect
 
-        pipeline = Pipeline(
+        pipeline = RayPipeline(
             self.options.model,
             open_source(work.file),
             name="model",

@@ -191,7 +191,7 @@ def measure_host(setting: Setting) -> dict[str, float]:
 
     count = min(64, len(setting.prompts), setting.options.max_rows)
     asked = {"max_new_tokens": setting.options.num_new, **COMMON}
-    torch.cuda.Event.synchronize, plain.PlainRows.launch = timed_wait, timed_launch  # type: ignore[method-assign]
+    torch.cuda.Event.synchronize, plain.PlainRows.launch = timed_wait, timed_launch
     try:
         with setting.make_engine() as engine:
             for _ in range(2):
@@ -200,7 +200,7 @@ def measure_host(setting: Setting) -> dict[str, float]:
                 stepped.clear()
                 run_all(engine, setting.prompts[:count], [asked] * count)
     finally:
-        torch.cuda.Event.synchronize, plain.PlainRows.launch = wait, launch  # type: ignore[method-assign]
+        torch.cuda.Event.synchronize, plain.PlainRows.launch = wait, launch
     free(setting)
     half = len(stepped) // 2  # all are running then
     turns = [later - earlier for earlier, later in zip(stepped[half:], stepped[half + 1 :], strict=False)]

@@ -254,7 +254,7 @@ def measure_costs(device: str, shape: str, rows: int, repeats: int) -> None:
                 told.append("-")
                 continue
             supply = iter(histories)
-            took = time_call(lambda mark=mark, supply=supply: mark(next(supply), scores), device, repeats)  # type: ignore[misc]
+            took = time_call(lambda mark=mark, supply=supply: mark(next(supply), scores), device, repeats)
             told.append(f"{took:.3f} ms ({100 * took / steps['none']:.1f} %)")
         added = steps[name] - steps["none"]
         whole = f"{added:+.3f} ms ({100 * added / steps['none']:+.1f} %)"
@@ -263,7 +263,7 @@ def measure_costs(device: str, shape: str, rows: int, repeats: int) -> None:
         tokens = torch.multinomial(1 / ranks, 1000, replacement=True, generator=generator).tolist()
         for name in ("green", "selfhash", "gumbel", "synthid"):
             scorer = make_scorer({**SCHEMES, **MORE_SCHEMES}[name], vocab)
-            took = time_call(lambda scorer=scorer: scorer.read(tokens), device, 5)  # type: ignore[misc]
+            took = time_call(lambda scorer=scorer: scorer.read(tokens), device, 5)
             print(f"detecting {name} in 1,000 tokens: {took:.1f} ms")
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from simulator.arrivals import Arrival
 from simulator.book import Book
-from unspool.engine.scheduler import Entry, Limits, Scheduler, State
+from unspool.engine.scheduler import Entry, Limits, Scheduler, Status
 
 BLOCK = 64  # positions, as the engine's default
 
@@ -123,7 +123,7 @@ class Replica:
         self._pool.free -= held - entry.held
         entry.held = held
         scheduler.note_read(number, columns)
-        if entry.state is not State.RUNNING:
+        if entry.status is not Status.RUNNING:
             return
         self._book.note_token(number, now)
         self._left[number] -= 1

@@ -15,7 +15,7 @@ from tests.server.running import make_fake_lm
 
 from unspool.batch.job import Job
 from unspool.batch.ledger import BatchFailedError, Progress, Share
-from unspool.batch.output import Output
+from unspool.batch.output import JobOutput
 from unspool.batch.sources import open_source
 from unspool.engine import Engine
 from unspool.errors import SettingError
@@ -47,7 +47,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def make_job(engine: Engine, source: Path, output: Path, **options: Any) -> Job:
-    return Job(engine._lm, engine, open_source(source), Output(output), name="fake", **options)
+    return Job(engine._lm, engine, open_source(source), JobOutput(output), name="fake", **options)
 
 
 def read(path: Path) -> dict[int, str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.batch.output import Done, Output
+from unspool.batch.output import Done, JobOutput
 from unspool.errors import InputError, SettingError
 
 JOB = {"input": "x", "seed": 0}
@@ -27,7 +27,7 @@ def test_done_rows_are_a_set(numbers: set[int]) -> None:
 
 
 def test_a_line_that_is_not_whole_is_cut_off(tmp_path: Path) -> None:
-    output = Output(tmp_path / "out.jsonl")
+    output = JobOutput(tmp_path / "out.jsonl")
     assert not output.open(JOB)
     for number in (3, 1, 7):
         output.answers.write({"line": number, "text": "é" * number})
@@ -36,7 +36,7 @@ def test_a_line_that_is_not_whole_is_cut_off(tmp_path: Path) -> None:
     whole = output.path.read_bytes()
     for cut in range(1, len(whole)):
         output.path.write_bytes(whole[:cut])
-        again = Output(output.path)
+        again = JobOutput(output.path)
         assert again.open(JOB)
         kept = again.path.read_bytes()
         assert whole.startswith(kept) and (not kept or kept.endswith(b"\n"))
@@ -47,28 +47,28 @@ def test_a_line_that_is_not_whole_is_cut_off(tmp_path: Path) -> None:
 
 def test_another_job_is_not_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    Output(path).open(JOB)
+    JobOutput(path).open(JOB)
     with pytest.raises(SettingError, match=r"begun with seed 0, and now it is 1.*--restart"):
-        Output(path).open({**JOB, "seed": 1})
-    assert not Output(path).open({**JOB, "seed": 1}, restarts=True)
+        JobOutput(path).open({**JOB, "seed": 1})
+    assert not JobOutput(path).open({**JOB, "seed": 1}, restarts=True)
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("mine\n")
     with pytest.raises(SettingError, match="no batch wrote it"):
-        Output(path).open(JOB)
+        JobOutput(path).open(JOB)
     path.unlink()
-    Output(path).open(JOB)
+    JobOutput(path).open(JOB)
     path.write_text('{"line": 1}\nmine\n{"line": 2}\n')
     with pytest.raises(InputError, match="did not write"):
-        Output(path).open(JOB)
+        JobOutput(path).open(JOB)
     with pytest.raises(SettingError, match="its folder is not there"):
-        Output(tmp_path / "no" / "out.jsonl")
+        JobOutput(tmp_path / "no" / "out.jsonl")
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = Output(tmp_path / "out.jsonl")
+    output = JobOutput(tmp_path / "out.jsonl")
     output.open(JOB)
     output.answers.write({"line": 1})
 
@@ -80,12 +80,12 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
             self.calls += 1
             if self.calls > 1:
                 raise OSError(28, "No space left on device")
-            return self.file.write(data[:3])  # type: ignore[attr-defined,no-any-return]
+            return self.file.write(data[:3])
 
         def __getattr__(self, name: str) -> object:
             return getattr(self.file, name)
 
-    output.answers._file = Full(output.answers._file)  # type: ignore[assignment]
+    output.answers._file = Full(output.answers._file)
     with pytest.raises(InputError, match="No space left on device"):
         output.answers.write({"line": 2})
     output.close()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unspool.bench import make_native_engines, make_peers, make_task
-from unspool.bench.task import Task
+from unspool.bench import make_benchmark, make_native_engines, make_peers
+from unspool.bench.benchmark import Benchmark
 from unspool.errors import LoadError, SettingError, UnsupportedError
 
 TINY = Path(__file__).parents[1] / "conformance" / "goldens" / "models" / "llama"
@@ -37,10 +37,10 @@ PROMPTS = [[1, 2, 3], [4, 5, 6]]
 EXPECTED = [write_on(row, 5) for row in PROMPTS]
 
 
-def make(tmp_path: Path) -> Task:
+def make(tmp_path: Path) -> Benchmark:
     path = tmp_path / "model.gguf"
     path.touch()
-    return Task("model.gguf", path, "gguf", device="cpu", threads=2, batch=2)
+    return Benchmark("model.gguf", path, "gguf", device="cpu", threads=2, batch=2)
 
 
 # --- what can't be is told before anything is loaded ------------------------------------------------------
@@ -81,7 +81,7 @@ def test_a_missing_package_is_named(
 def test_a_peer_says_which_form_of_the_model_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("llama_cpp", "onnxruntime", "ctranslate2"):
         monkeypatch.setitem(sys.modules, package, SimpleNamespace())
-    folder = Task("folder", tmp_path, "folder", device="cpu")
+    folder = Benchmark("folder", tmp_path, "folder", device="cpu")
     with pytest.raises(SettingError, match=r"llama-cpp reads a GGUF file, .* --peer llama-cpp=FILE.gguf"):
         make_peers(["llama-cpp"], folder)
     with pytest.raises(SettingError, match=r"onnxruntime reads an ONNX file .* --peer onnxruntime=PATH"):
@@ -92,7 +92,7 @@ def test_a_peer_says_which_form_of_the_model_it_needs(tmp_path: Path, monkeypatc
         make_peers([f"ctranslate2={tmp_path}"], make(tmp_path))
     with pytest.raises(LoadError, match="holds 0 ONNX files"):
         make_peers([f"onnxruntime={tmp_path}"], make(tmp_path))
-    on_gpu = Task("folder", tmp_path, "folder", device="cuda")
+    on_gpu = Benchmark("folder", tmp_path, "folder", device="cuda")
     with pytest.raises(UnsupportedError, match="run on a CPU, and --device is cuda"):
         make_peers([f"onnxruntime={tmp_path}"], on_gpu)
 
@@ -100,8 +100,8 @@ def test_a_peer_says_which_form_of_the_model_it_needs(tmp_path: Path, monkeypatc
 # --- transformers and ours are here -----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def pair() -> tuple[Any, Any]:
-    task = make_task(str(TINY), device="cpu", threads=1)
-    engines = [make_native_engines(task)[0], make_peers(["transformers"], task)[0]]
+    benchmark = make_benchmark(str(TINY), device="cpu", threads=1)
+    engines = [make_native_engines(benchmark)[0], make_peers(["transformers"], benchmark)[0]]
     for engine in engines:
         engine.load()
     return engines[0], engines[1]
@@ -125,8 +125,8 @@ def test_engines_say_what_they_are(pair: tuple[Any, Any]) -> None:
 
 
 def test_ways_of_keeping_weights_are_engines() -> None:
-    task = make_task(str(TINY), quantize=["int8", "none"])
-    assert [engine.name for engine in make_native_engines(task)] == ["unspool int8", "unspool plain"]
+    benchmark = make_benchmark(str(TINY), quantize=["int8", "none"])
+    assert [engine.name for engine in make_native_engines(benchmark)] == ["unspool int8", "unspool plain"]
 
 
 # --- stubs -------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ def test_llama_cpp_refuses_what_it_cant_read(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "llama_cpp", StubLlama())
     path = tmp_path / "damaged.gguf"
     path.touch()
-    task = Task("other", tmp_path, "folder", device="cpu")
+    benchmark = Benchmark("other", tmp_path, "folder", device="cpu")
     with pytest.raises(LoadError, match="can't read"):
-        make_peers([f"llama-cpp={path}"], task)[0].load()
+        make_peers([f"llama-cpp={path}"], benchmark)[0].load()
 
 
 def test_a_peer_runs_on_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

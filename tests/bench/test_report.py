@@ -6,24 +6,24 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from unspool.bench.benchmark import Benchmark
 from unspool.bench.chart import draw_chart
 from unspool.bench.report import Report, format_table, show_figure, to_json
-from unspool.bench.rounds import Result
-from unspool.bench.task import Task
+from unspool.bench.rounds import Figures
 from unspool.bench.work import list_works
 
 
 def make_report(**changes: object) -> Report:
-    works = list_works(Task("m", Path("m.gguf"), "gguf", only=("decode", "beam", "batch")))
+    works = list_works(Benchmark("m", Path("m.gguf"), "gguf", only=("decode", "beam", "batch")))
     one, eight, beam, batch = works
     results = {
-        ("unspool", one.label): Result([4.0, 5.0, 4.5], [1, 2, 3, 4]),
-        ("unspool", eight.label): Result([20.0, 22.0], [1, 2, 3, 4]),
-        ("unspool", beam.label): Result([12.0], [1, 2]),
-        ("unspool", batch.label): Result([600.0], [1]),
-        ("other <&>", one.label): Result([45.0, 46.0, 44.0], [1, 2, 9, 4]),
-        ("other <&>", eight.label): Result(failure="MemoryError: no room"),
-        ("other <&>", batch.label): Result([150.0], [1]),
+        ("unspool", one.label): Figures([4.0, 5.0, 4.5], [1, 2, 3, 4]),
+        ("unspool", eight.label): Figures([20.0, 22.0], [1, 2, 3, 4]),
+        ("unspool", beam.label): Figures([12.0], [1, 2]),
+        ("unspool", batch.label): Figures([600.0], [1]),
+        ("other <&>", one.label): Figures([45.0, 46.0, 44.0], [1, 2, 9, 4]),
+        ("other <&>", eight.label): Figures(failure="MemoryError: no room"),
+        ("other <&>", batch.label): Figures([150.0], [1]),
     }
     fields = {
         "about": "2026-01-01 · a machine · " + " · ".join(["long words about it"] * 9),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from unspool.bench.benchmark import Benchmark
 from unspool.bench.engine import Clock, Prompts, Timing
-from unspool.bench.rounds import Result, run_rounds
-from unspool.bench.task import Task
+from unspool.bench.rounds import Figures, run_rounds
 from unspool.bench.work import list_works
 
 
@@ -40,12 +40,12 @@ class FakeEngine:
         return timing
 
 
-def make_task(**asked: Any) -> Task:
-    return Task("fake", Path("fake.gguf"), "gguf", **{"new": 5, "prompt": 7, "prefill": 9, "batch": 3, **asked})
+def make_benchmark(**asked: Any) -> Benchmark:
+    return Benchmark("fake", Path("fake.gguf"), "gguf", **{"new": 5, "prompt": 7, "prefill": 9, "batch": 3, **asked})
 
 
 def run(engines: list[FakeEngine], rounds: int, **asked: Any) -> Any:
-    return run_rounds(engines, list_works(make_task(**asked)), lambda length: [1] * length, rounds)
+    return run_rounds(engines, list_works(make_benchmark(**asked)), lambda length: [1] * length, rounds)
 
 
 def test_engines_take_turns_and_another_begins_each_round() -> None:
@@ -116,7 +116,7 @@ def test_our_own_failure_ends_the_run() -> None:
 
 def test_progress_ends_at_its_total() -> None:
     told: list[tuple[str, int, int]] = []
-    works = list_works(make_task(only=("decode", "beam")))
+    works = list_works(make_benchmark(only=("decode", "beam")))
     engines = [FakeEngine("a", []), FakeEngine("b", [], can=("decode",))]
     run_rounds(engines, works, lambda length: [1] * length, 2, lambda *each: told.append(each))
     assert [done for _, done, _ in told] == list(range(1, 19)) and {total for *_, total in told} == {18}
@@ -124,10 +124,10 @@ def test_progress_ends_at_its_total() -> None:
 
 
 def test_statistics() -> None:
-    assert Result([3.0, 1.0, 2.0]).median == 2.0
-    assert Result([4.0, 1.0, 2.0, 3.0]).median == 2.5
-    assert Result().median is None and Result([1.0]).spread is None
-    assert Result([float(value) for value in range(1, 12)]).spread == (2.0, 10.0)
+    assert Figures([3.0, 1.0, 2.0]).median == 2.0
+    assert Figures([4.0, 1.0, 2.0, 3.0]).median == 2.5
+    assert Figures().median is None and Figures([1.0]).spread is None
+    assert Figures([float(value) for value in range(1, 12)]).spread == (2.0, 10.0)
 
 
 def test_the_clock_leaves_the_prompt_out() -> None:

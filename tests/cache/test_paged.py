@@ -346,6 +346,18 @@ def test_places_tell_the_blocks_of_every_row() -> None:
     count_holders(pool, cache)
 
 
+def test_a_look_at_places_tells_a_device_nothing() -> None:
+    cache = PagedCache(BlockPool(SIZE, 40))
+    plain = Plain(cache, [[], []])
+    assert cache.last_places().buffers == []
+    plain.read(5)
+    places = cache.places()
+    told = places.block_table.clone()
+    cache.select_rows([1, 0])
+    assert cache.last_places() is places and torch.equal(places.block_table, told)
+    assert cache.places() is places and torch.equal(places.block_table[:2], told[:2].flip(0))
+
+
 def test_places_stay_until_something_moves() -> None:
     cache = PagedCache(BlockPool(SIZE, 40))
     plain = Plain(cache, [[], []])
@@ -382,7 +394,7 @@ def test_files_keep_what_rows_share(tmp_path: Path) -> None:
     other.read(1)
     other.read(20)
     with safe_open(str(path), framework="pt") as file:
-        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     facts = '{"block_size": 16, "num_blocks": %s, "max_cache_len": null, "rows": %s}'
     for told in (
         facts % ("null", "[[0, 1, 2], [0, 1, 4]]"),

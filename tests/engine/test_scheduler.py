@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.engine.scheduler import PATIENCE, BlockUse, Entry, Limits, Scheduler, State, Turn
+from unspool.engine.scheduler import PATIENCE, BlockUse, Entry, Limits, Scheduler, Status, Turn
 
 BLOCK = 4
 
@@ -108,10 +108,10 @@ class Simulation:
             if entry.can_move and number in self.begun:
                 self.blocks.bring_back(number)
                 if not entry.unread:
-                    entry.state = State.RUNNING
+                    entry.status = Status.RUNNING
                     turn.reads.pop(number, None)
             self.begun.add(number)
-        running = list(self.scheduler.find(State.RUNNING))
+        running = list(self.scheduler.find(Status.RUNNING))
         read = sum(columns * self.scheduler[number].num_prompts for number, columns in turn.reads.items())
         limit, num_running = self.scheduler.limits.tokens_per_pass, sum(entry.num_rows for entry in running)
         widest = max((self.scheduler[number].num_prompts for number in turn.reads), default=0)

@@ -5,25 +5,18 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, pytestmark
 
 from unspool.decoding.beams.selection import Drawing, Selection, read_candidates, select_by_operators
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+__all__ = ["pytestmark"]
+
 INF = float("inf")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
 
 
 def make_settings(num_beams: int, num_ends: int) -> BeamSettings:
@@ -105,6 +98,22 @@ def test_forbidden_tokens_come_last() -> None:
     assert found.tokens[:2].tolist() == [4_999, 3] and found.parents[:2].tolist() == [1, 0]
     assert found.running[:2].tolist() == [-2.0, torch.tensor(-1.0 + NEVER, dtype=torch.float32).item()]
     assert tokens[1] == [19, 19, 18, 18] and beams[1] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("num_beams,num_ends,num_open", [(2, 1, 40), (3, 2, 2), (2, 0, 1)])
+def test_by_order_the_first_that_do_not_end_go_on(num_beams: int, num_ends: int, num_open: int) -> None:
+    settings = make_settings(num_beams, num_ends)
+    generator = torch.Generator().manual_seed(num_open)
+    logprobs = torch.full((2 * num_beams, 5_000), -INF)
+    logprobs[:, 10 : 10 + num_open] = -torch.rand(2 * num_beams, num_open, generator=generator)
+    logprobs[:, 3 : 3 + num_ends] = -0.1
+    running = -torch.rand(2 * num_beams, generator=generator)
+    found = choose(logprobs, running, settings, is_normalised=True, by_order=True)
+    tokens, beams, _ = read_candidates(found.packed)
+    own = [list(zip(*each, strict=True)) for each in zip(tokens, beams, strict=True)]
+    kept = [[one for one in each if one[0] not in settings.eos_token_ids][:num_beams] for each in own]
+    assert found.tokens.view(2, -1).tolist() == [[token for token, _ in each] for each in kept]
+    assert (found.parents.view(2, -1) % num_beams).tolist() == [[beam for _, beam in each] for each in kept]
 
 
 @pytest.mark.parametrize("vocab", [4_100, 7])

@@ -10,6 +10,7 @@ import torch
 from tests.conformance.cases import GOLDENS
 
 import unspool
+from unspool.models.paths.captured_step import CapturedStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,7 +49,17 @@ def count_equal(asked: list[dict[str, Any]], **options: Any) -> int:
     return sum(one == two for one, two in zip(found, alone, strict=True))
 
 
-def test_greedy_rows_that_feed_themselves() -> None:
+def test_greedy_rows_that_feed_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, fed = CapturedStep.run, []
+
+    def watch(step: CapturedStep, tokens: torch.Tensor, *args: Any) -> Any:
+        fed.append(tokens is step._fed)
+        return run(step, tokens, *args)
+
+    monkeypatch.setattr(CapturedStep, "run", watch)
+    with unspool.Engine(load()) as engine:
+        engine.submit(PROMPTS[0], max_new_tokens=40, eos_token_id=None).result(60)
+    assert sum(fed) >= 36  # all but those after the prompt and where a block is taken
     asked = [{"max_new_tokens": 3 + 3 * place, "eos_token_id": None} for place in range(len(PROMPTS))]
     assert count_equal(asked) == len(PROMPTS)
     assert count_equal([{"max_new_tokens": 40}] * len(PROMPTS)) == len(PROMPTS)  # some end earlier

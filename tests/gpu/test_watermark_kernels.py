@@ -5,11 +5,9 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, pytestmark
 
 from unspool.kernels.contexts import Text
 from unspool.watermark import (
@@ -21,15 +19,9 @@ from unspool.watermark import (
 from unspool.watermark.contexts import is_last_repeated, take_windows
 from unspool.watermark.tournament import PackedBits, mark_plainly
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+__all__ = ["pytestmark"]
+
 INF = float("inf")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
 
 
 def make_scores(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tests.ray.fakes import ENGINE, LINES, MakeDeadly
 from tests.server.running import make_fake_lm
 from unspool.batch.job import Job
 from unspool.batch.ledger import BatchFailedError
-from unspool.batch.output import Output
+from unspool.batch.output import JobOutput
 from unspool.batch.sources import open_source
 from unspool.engine import Engine
 from unspool.errors import EngineError, SettingError, UnspoolError
@@ -35,7 +35,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The lines that one engine writes, sorted: answers and the one error."""
     path, lm = tmp_path_factory.mktemp("whole") / "out.jsonl", make_fake_lm()
     with Engine(lm, **ENGINE) as engine:
-        assert Job(lm, engine, open_source(source), Output(path), name="fake", settings=SETTINGS).run()
+        assert Job(lm, engine, open_source(source), JobOutput(path), name="fake", settings=SETTINGS).run()
     return read(path)
 
 
@@ -49,23 +49,23 @@ def read_parts(folder: Path) -> list[str]:
 
 
 def make_pipeline(source: Path, model: Any = make_fake_lm, **options: Any) -> Any:
-    from unspool.ray.batch import Pipeline
+    from unspool.ray.batch import RayPipeline
     from unspool.ray.cluster import Actors
 
     count = options.pop("actors", 1)
     actors = Actors(count, count, options.pop("cpus", 1.0))
     given = {"name": "fake", "settings": SETTINGS, "engine": ENGINE, "rows_per_task": 8, **options}
-    return Pipeline(model, open_source(source), actors, **given)
+    return RayPipeline(model, open_source(source), actors, **given)
 
 
 def test_an_actor_that_dies_in_the_middle(source: Path, whole: list[str], tmp_path: Path) -> None:
     from unspool.ray.batch import RayJob
 
-    job = RayJob(make_pipeline(source, MakeDeadly(tmp_path)), Output(tmp_path / "out.jsonl"))
+    job = RayJob(make_pipeline(source, MakeDeadly(tmp_path)), JobOutput(tmp_path / "out.jsonl"))
     assert job.run() and len(list(tmp_path.glob("death.*"))) == 1
     assert read(tmp_path / "out.jsonl") == whole
     assert (job.progress.done, job.progress.failed) == (len(LINES) + 1, 1)
-    again = RayJob(make_pipeline(source), Output(tmp_path / "out.jsonl"))
+    again = RayJob(make_pipeline(source), JobOutput(tmp_path / "out.jsonl"))
     assert again.is_resumed and again.run() and read(tmp_path / "out.jsonl") == whole
 
 
@@ -74,11 +74,11 @@ def test_a_job_goes_from_one_process_to_a_cluster_and_back(source: Path, whole: 
 
     path, lm = tmp_path / "out.jsonl", make_fake_lm()
     with Engine(lm, **ENGINE) as engine:
-        first = Job(lm, engine, open_source(source), Output(path), name="fake", settings=SETTINGS)
+        first = Job(lm, engine, open_source(source), JobOutput(path), name="fake", settings=SETTINGS)
         assert not first.run(stop=lambda: first.progress.done >= 20)
-        job = RayJob(make_pipeline(source), Output(path))
+        job = RayJob(make_pipeline(source), JobOutput(path))
         assert job.is_resumed and not job.run(stop=lambda: job.progress.done >= 60)
-        assert Job(lm, engine, open_source(source), Output(path), name="fake", settings=SETTINGS).run()
+        assert Job(lm, engine, open_source(source), JobOutput(path), name="fake", settings=SETTINGS).run()
     assert read(path) == whole
 
 
@@ -101,7 +101,7 @@ def test_a_node_that_is_lost(cluster: Any, source: Path, whole: list[str], tmp_p
 
     node = cluster.add_node(num_cpus=4, object_store_memory=100 << 20)
     pipeline = make_pipeline(source, MakeDeadly(tmp_path, deaths=0, seconds=0.03), actors=2, cpus=3.0)
-    job = RayJob(pipeline, Output(tmp_path / "out.jsonl"))
+    job = RayJob(pipeline, JobOutput(tmp_path / "out.jsonl"))
     gone = threading.Event()
 
     def lose() -> None:
@@ -125,7 +125,7 @@ def test_a_row_that_ends_every_actor_ends_the_job(
     from unspool.ray.batch import RayJob
 
     monkeypatch.setattr("unspool.ray.dataset.RETRIES", 1)
-    job = RayJob(make_pipeline(source, MakeDeadly(tmp_path, deaths=99)), Output(tmp_path / "out.jsonl"))
+    job = RayJob(make_pipeline(source, MakeDeadly(tmp_path, deaths=99)), JobOutput(tmp_path / "out.jsonl"))
     with pytest.raises(EngineError, match="What is written stays"):
         job.run()
     assert 2 <= len(list(tmp_path.glob("death.*"))) < 10
@@ -135,9 +135,9 @@ def test_too_many_errors(source: Path, tmp_path: Path) -> None:
     from unspool.ray.batch import RayJob
 
     with pytest.raises(BatchFailedError, match="--max-errors is 0"):
-        RayJob(make_pipeline(source), Output(tmp_path / "out.jsonl"), max_errors=0).run()
+        RayJob(make_pipeline(source), JobOutput(tmp_path / "out.jsonl"), max_errors=0).run()
     with pytest.raises(UnspoolError, match="rows"):
-        RayJob(make_pipeline(source, engine={"rows": 3}), Output(tmp_path / "none.jsonl")).run()
+        RayJob(make_pipeline(source, engine={"rows": 3}), JobOutput(tmp_path / "none.jsonl")).run()
 
 
 # --- a folder of parts, with Ray's checkpoints ------------------------------------------------------------------------

@@ -19,15 +19,15 @@ from unspool.server.fields import FieldTable
 from unspool.server.names import CHAT as CHAT_FIELDS
 from unspool.server.names import COMPLETIONS as COMPLETION_FIELDS
 from unspool.server.names import RESPONSES as RESPONSE_FIELDS
-from unspool.server.options import Limits
+from unspool.server.options import ClientLimits
 from unspool.server.orders import Order, Target
 from unspool.server.refusals import RequestError, read_error
 from unspool.server.responses import ResponseDialect
-from unspool.server.tokens import TokenTexts
+from unspool.server.tokens import ClientTokens
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Work
 
-_LIMITS = Limits(new_tokens=1 << 20, choices=1024, request_seconds=1e9, top_logprobs=64)
+_LIMITS = ClientLimits(new_tokens=1 << 20, choices=1024, request_seconds=1e9, top_logprobs=64)
 _DIALECTS: dict[str, tuple[Dialect, FieldTable]] = {
     CHAT: (ChatDialect(), CHAT_FIELDS),
     COMPLETIONS: (CompletionDialect(), COMPLETION_FIELDS),
@@ -52,7 +52,7 @@ class Answers:
         self._engine, self._created = engine, created
         self._settings, self._seed, self._any_model = dict(settings or {}), seed, any_model
         self._target = Target(name, lm, _LIMITS)
-        self._texts = TokenTexts(lm.tokenizer)
+        self._texts = ClientTokens(lm.tokenizer)
 
     def begin(self, line: Line) -> Work:
         """Submit a row. Raises what is wrong with it, or the EngineError of an engine that takes no more."""

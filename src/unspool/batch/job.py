@@ -11,7 +11,7 @@ from unspool.api import LanguageModel
 from unspool.batch.answers import Answers, follow, write_failure
 from unspool.batch.ledger import Ledger, Progress, Share, describe_job
 from unspool.batch.lines import BadLineError, Line
-from unspool.batch.output import Output, dump_line
+from unspool.batch.output import JobOutput, dump_line
 from unspool.batch.sources import Source
 from unspool.engine import Engine
 from unspool.errors import EngineError
@@ -26,7 +26,7 @@ class Job:
         lm: LanguageModel,
         engine: Engine,
         source: Source,
-        output: Output,
+        output: JobOutput,
         *,
         name: str,
         settings: Mapping[str, Any] | None = None,

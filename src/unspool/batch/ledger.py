@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unspool.batch.output import Output
+from unspool.batch.output import JobOutput
 from unspool.batch.sources import Source
 from unspool.errors import SettingError, UnspoolError
 
@@ -77,7 +77,7 @@ def describe_job(source: Source, name: str, settings: Mapping[str, Any], seed: i
 class Ledger:
     """The output of a job: each row once, whoever answers it and however often."""
 
-    def __init__(self, output: Output, max_errors: int | None = None) -> None:
+    def __init__(self, output: JobOutput, max_errors: int | None = None) -> None:
         self._output, self._max_errors = output, max_errors
         self.progress = Progress(0)
 

@@ -158,7 +158,7 @@ class Note:
                 )
 
 
-class Output:
+class JobOutput:
     """The answers and errors of a job, and the note that a resumed one is compared with."""
 
     def __init__(self, path: Path | str) -> None:

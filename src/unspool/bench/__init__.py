@@ -1,18 +1,18 @@
 """`unspool bench`: this machine's speed, ours and that of other engines, in one run of interleaved rounds.
 
-`task` is the request, `engine` the interface of an engine, `native` ours, `peers/` the others; `rounds` runs them in
-turns, `floor` computes the memory bound, `report` and `chart` show the results. `trace` is another measurement:
-requests that arrive over time, through the batch engine and in static batches.
+`benchmark` is what was asked for, `engine` the interface of an engine, `native` ours, `peers/` the others; `rounds`
+runs them in turns, `floor` computes the memory bound, `report` and `chart` show the results. `trace` is another
+measurement: requests that arrive over time, through the batch engine and in static batches.
 """
 
+from unspool.bench.benchmark import WORKS, Benchmark, make_benchmark
 from unspool.bench.chart import draw_chart
-from unspool.bench.engine import Engine, Timing
+from unspool.bench.engine import TimedEngine, Timing
 from unspool.bench.floor import find_floors, measure_bandwidth
 from unspool.bench.native import make_native_engines
 from unspool.bench.peers import PEERS, make_peers
 from unspool.bench.report import Report, format_table, to_json
-from unspool.bench.rounds import Result, run_rounds
-from unspool.bench.task import Task, make_task
+from unspool.bench.rounds import Figures, run_rounds
 from unspool.bench.trace import (
     TraceReport,
     find_prompts,
@@ -24,15 +24,15 @@ from unspool.bench.trace import (
     trace_to_json,
 )
 from unspool.bench.trace_chart import draw_trace
-from unspool.bench.work import WORKS, Work, list_works
+from unspool.bench.work import Work, list_works
 
 __all__ = [
     "PEERS",
     "WORKS",
-    "Engine",
+    "Benchmark",
+    "Figures",
     "Report",
-    "Result",
-    "Task",
+    "TimedEngine",
     "Timing",
     "TraceReport",
     "Work",
@@ -43,9 +43,9 @@ __all__ = [
     "format_table",
     "format_trace",
     "list_works",
+    "make_benchmark",
     "make_native_engines",
     "make_peers",
-    "make_task",
     "make_trace",
     "measure_bandwidth",
     "read_trace",

@@ -39,7 +39,7 @@ class Timing:
         return self.ends[0] - self.started
 
 
-class Engine(Protocol):
+class TimedEngine(Protocol):
     """One way to run the model. The constructor checks that it is possible; `load` reads the weights."""
 
     name: str

@@ -8,9 +8,8 @@ import torch
 
 from unspool._version import __version__
 from unspool.api import LanguageModel, generate, load
+from unspool.bench.benchmark import WORKS, Benchmark
 from unspool.bench.engine import Clock, Prompts, Timing
-from unspool.bench.task import Task
-from unspool.bench.work import WORKS
 
 
 class NativeEngine:
@@ -18,9 +17,9 @@ class NativeEngine:
 
     can = frozenset(WORKS)
 
-    def __init__(self, task: Task, quantize: str) -> None:
+    def __init__(self, benchmark: Benchmark, quantize: str) -> None:
         self.name = "unspool" if quantize == "auto" else f"unspool {'plain' if quantize == 'none' else quantize}"
-        self._task, self._quantize = task, None if quantize == "none" else quantize
+        self._benchmark, self._quantize = benchmark, None if quantize == "none" else quantize
         self._lm: LanguageModel | None = None
         self._path = ""
 
@@ -32,8 +31,8 @@ class NativeEngine:
 
     def load(self) -> None:
         """Read the model."""
-        task = self._task
-        self._lm = load(task.location, device=task.device, threads=task.threads, quantize=self._quantize)
+        benchmark = self._benchmark
+        self._lm = load(benchmark.location, device=benchmark.device, threads=benchmark.threads, quantize=self._quantize)
 
     def describe(self) -> str:
         """The version, the numbers, and the path that steps took."""
@@ -70,6 +69,6 @@ class NativeEngine:
         return timing
 
 
-def make_native_engines(task: Task) -> list[NativeEngine]:
+def make_native_engines(benchmark: Benchmark) -> list[NativeEngine]:
     """Our engines, one per quantisation, in the order given."""
-    return [NativeEngine(task, quantize) for quantize in task.quantize]
+    return [NativeEngine(benchmark, quantize) for quantize in benchmark.quantize]

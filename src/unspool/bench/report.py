@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unspool.bench.rounds import Result
+from unspool.bench.rounds import Figures
 from unspool.bench.work import Work
 
 FLOOR = "memory floor"
@@ -20,7 +20,7 @@ class Report:
     about: str  # date, machine, model and sizes, in one line
     engines: Mapping[str, str]  # descriptions by name; ours first
     works: Sequence[Work]
-    results: Mapping[tuple[str, str], Result]  # by engine and work
+    results: Mapping[tuple[str, str], Figures]  # by engine and work
     floors: Mapping[str, float]  # by work: milliseconds
     bandwidth: float  # bytes per second
 

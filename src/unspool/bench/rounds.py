@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from unspool.bench.engine import Engine, Prompts, Timing
+from unspool.bench.engine import Prompts, TimedEngine, Timing
 from unspool.bench.work import Work, count_calls
 
 Progress = Callable[[str, int, int], None]
@@ -14,7 +14,7 @@ _WARM_TOKENS = 3  # of the call before the first round
 
 
 @dataclass(slots=True)
-class Result:
+class Figures:
     """An engine's figures of one work."""
 
     values: list[float] = field(default_factory=list)
@@ -36,24 +36,24 @@ class Result:
 
 
 def run_rounds(
-    engines: Sequence[Engine],
+    engines: Sequence[TimedEngine],
     works: Sequence[Work],
     prompt_of: Callable[[int], list[int]],
     rounds: int,
     progress: Progress | None = None,
-) -> dict[tuple[str, str], Result]:
+) -> dict[tuple[str, str], Figures]:
     """Every engine's result of every work that it does, by the engine's name and the work's label.
 
     An engine that fails in a work is left out of the rest of it, and its error is recorded: the others' figures are
     kept. Ours comes first and may not fail.
     """
     total, done = count_calls(works, len(engines), rounds), 0
-    results: dict[tuple[str, str], Result] = {}
+    results: dict[tuple[str, str], Figures] = {}
     for work in works:
         prompts = [prompt_of(work.prompt)] * work.num_rows
         able = [engine for engine in engines if work.name in engine.can]
         for engine in able:
-            results[engine.name, work.label] = Result()
+            results[engine.name, work.label] = Figures()
         for number in range(-1, rounds):  # round -1 warms them
             for engine in _rotate(engines, max(0, number)):
                 done += 1
@@ -66,14 +66,14 @@ def run_rounds(
     return results
 
 
-def _rotate(engines: Sequence[Engine], number: int) -> list[Engine]:
+def _rotate(engines: Sequence[TimedEngine], number: int) -> list[TimedEngine]:
     """A round's order: each round starts with another engine, so that none always follows the same one."""
     first = number % len(engines)
     return [*engines[first:], *engines[:first]]
 
 
 def _take_turn(
-    engine: Engine, work: Work, prompts: Prompts, result: Result, *, is_warming: bool, may_fail: bool
+    engine: TimedEngine, work: Work, prompts: Prompts, result: Figures, *, is_warming: bool, may_fail: bool
 ) -> None:
     num_new = min(work.num_new, _WARM_TOKENS) if is_warming else work.num_new
     try:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from unspool.bench.benchmark import Benchmark
 from unspool.bench.engine import Timing
-
-if TYPE_CHECKING:
-    from unspool.bench.task import Task
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """One column of the table."""
 
-    name: str  # of its kind: as in `--only` and `Engine.can`
+    name: str  # of its kind: as in `--only` and `TimedEngine.can`
     label: str
     unit: str
     num_rows: int
@@ -28,24 +26,23 @@ class Work:
     is_step: bool = False  # the figure is a step's time, which has a floor
 
 
-WORKS: Final = ("decode", "prefill", "beam", "batch")
 NUM_BEAMS: Final = 4
 _FEW_ROWS: Final = 8
 
 
-def list_works(task: Task) -> list[Work]:
-    """The works of a task, in the table's order."""
-    prompt, new = task.prompt, task.new
+def list_works(benchmark: Benchmark) -> list[Work]:
+    """The works of a benchmark, in the table's order."""
+    prompt, new = benchmark.prompt, benchmark.new
     works = [
         *(
             Work("decode", f"decode ×{rows}", "ms a step", rows, prompt, new, _read_steps, is_step=True)
             for rows in (1, _FEW_ROWS)
         ),
-        Work("prefill", f"prefill {task.prefill}", "ms", 1, task.prefill, 1, _read_prompt),
+        Work("prefill", f"prefill {benchmark.prefill}", "ms", 1, benchmark.prefill, 1, _read_prompt),
         Work("beam", f"beam {NUM_BEAMS}", "ms a step", 1, prompt, new, _read_mean, num_beams=NUM_BEAMS),
-        Work("batch", f"batch {task.batch}", "tokens/s", task.batch, prompt, new, _read_rate, is_rate=True),
+        Work("batch", f"batch {benchmark.batch}", "tokens/s", benchmark.batch, prompt, new, _read_rate, is_rate=True),
     ]
-    return [work for work in works if work.name in task.only]
+    return [work for work in works if work.name in benchmark.only]
 
 
 def _read_steps(timing: Timing) -> list[float]:

@@ -96,10 +96,13 @@ class StoredCache(Cache):
     def steady(self) -> AbstractContextManager[Any]:
         return self._store.steady()
 
-    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
+    def places(self, *, in_order: bool = False) -> Places | None:  # they always are
         if type(self).write is not StoredCache.write:
             return None  # a kind that stores in a way of its own
         return self._store.places()
+
+    def last_places(self) -> Places | None:
+        return self.places() if type(self).write is not StoredCache.write else self._store.last_places()
 
     def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
         for layer in range(self._store.num_layers, num_layers):

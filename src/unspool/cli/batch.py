@@ -73,7 +73,7 @@ def execute(arguments: argparse.Namespace) -> int:
         from unspool.batch.answers import find_name
         from unspool.batch.job import Job
         from unspool.batch.ledger import Share
-        from unspool.batch.output import Output
+        from unspool.batch.output import JobOutput
         from unspool.batch.sources import open_source
         from unspool.engine import Engine
     except ImportError as error:
@@ -93,7 +93,7 @@ def execute(arguments: argparse.Namespace) -> int:
     }
     if actors is not None:
         return _run_on_ray(arguments, source, actors, {**common, "engine": options, "load": list_options(arguments)})
-    output = Output(arguments.output)
+    output = JobOutput(arguments.output)
     lm = load_model(arguments)
     with Engine(lm, **options) as engine, Interrupt() as interrupt:
         job = Job(lm, engine, source, output, max_errors=arguments.max_errors, restarts=arguments.restart, **common)
@@ -121,11 +121,11 @@ def _run_on_ray(arguments: argparse.Namespace, source: Source, actors: Actors, o
     from unspool.ray.cluster import connect
 
     connect(arguments.ray)
-    from unspool.batch.output import Output
-    from unspool.ray.batch import Pipeline, RayJob
+    from unspool.batch.output import JobOutput
+    from unspool.ray.batch import RayJob, RayPipeline
     from unspool.ray.folder import FolderJob
 
-    pipeline = Pipeline(arguments.model, source, actors, **options)
+    pipeline = RayPipeline(arguments.model, source, actors, **options)
     if arguments.output.endswith("/") or Path(arguments.output).is_dir():
         if arguments.max_errors is not None:
             raise UsageError("--max-errors is for an output that is one file; in a folder nobody counts for all")
@@ -134,7 +134,7 @@ def _run_on_ray(arguments: argparse.Namespace, source: Source, actors: Actors, o
             say(f"{folder.progress.done} of {folder.progress.total} lines were done before", DIM)
         return _end(folder.progress, arguments.output, folder.run())
     with Interrupt() as interrupt:
-        job = RayJob(pipeline, Output(arguments.output), max_errors=arguments.max_errors, restarts=arguments.restart)
+        job = RayJob(pipeline, JobOutput(arguments.output), max_errors=arguments.max_errors, restarts=arguments.restart)
         return _run(job, interrupt, arguments.output)
 
 

@@ -18,7 +18,7 @@ from unspool.loading.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from unspool.api import LanguageModel
-    from unspool.bench import Engine, Report, Task, TraceReport
+    from unspool.bench import Benchmark, Report, TimedEngine, TraceReport
     from unspool.bench.native import NativeEngine
 
 FILES = ("json", "plot")
@@ -141,8 +141,8 @@ def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceRe
     from unspool.bench import (
         TraceReport,
         find_prompts,
+        make_benchmark,
         make_native_engines,
-        make_task,
         make_trace,
         read_trace,
         serve,
@@ -151,8 +151,8 @@ def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceRe
 
     names = ("device", "threads", "quantize", "new", "prompt", "batch")
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    task = make_task(arguments.model, offline=True if arguments.offline else None, **asked)
-    if len(task.quantize) > 1:
+    benchmark = make_benchmark(arguments.model, offline=True if arguments.offline else None, **asked)
+    if len(benchmark.quantize) > 1:
         raise SettingError("--quantize has one value with --engine")
     if arguments.trace is not None:
         if arguments.requests is not None or arguments.rate is not None:
@@ -160,8 +160,8 @@ def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceRe
         trace = read_trace(Path(arguments.trace).expanduser())
     else:
         count = 32 if arguments.requests is None else arguments.requests
-        trace = make_trace(count, 4.0 if arguments.rate is None else arguments.rate, task.prompt, task.new)
-    own = make_native_engines(task)[0]
+        trace = make_trace(count, 4.0 if arguments.rate is None else arguments.rate, benchmark.prompt, benchmark.new)
+    own = make_native_engines(benchmark)[0]
     line.show(f"loading {own.name} …")
     own.load()
     room, longest = own.lm.model.info.max_context, max(one.prompt + one.new for one in trace)
@@ -171,11 +171,11 @@ def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceRe
             "--new"
         )
     prompts = find_prompts(trace, _tell_story(own.lm, _STORY))
-    served, stats = serve(own.lm, trace, prompts, task.batch, line.show_bar)
-    static = serve_statically(own.lm, trace, prompts, task.batch, line.show_bar)
-    about = _describe_run(task, own).rsplit(" · ", 1)[0]
-    about += f" · {len(trace)} requests over {trace[-1].at:.1f} s, {task.batch} rows, greedy"
-    return TraceReport(about, served, static, task.batch, stats)
+    served, stats = serve(own.lm, trace, prompts, benchmark.batch, line.show_bar)
+    static = serve_statically(own.lm, trace, prompts, benchmark.batch, line.show_bar)
+    about = _describe_run(benchmark, own).rsplit(" · ", 1)[0]
+    about += f" · {len(trace)} requests over {trace[-1].at:.1f} s, {benchmark.batch} rows, greedy"
+    return TraceReport(about, served, static, benchmark.batch, stats)
 
 
 def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
@@ -183,28 +183,28 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
         Report,
         find_floors,
         list_works,
+        make_benchmark,
         make_native_engines,
         make_peers,
-        make_task,
         measure_bandwidth,
         run_rounds,
     )
 
     names = ("device", "threads", "quantize", "only", "new", "prompt", "prefill", "batch", "rounds")
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    task = make_task(arguments.model, offline=True if arguments.offline else None, **asked)
-    own = make_native_engines(task)
-    engines: list[Engine] = [*own, *make_peers(arguments.peer, task)]  # raises before any model is loaded
+    benchmark = make_benchmark(arguments.model, offline=True if arguments.offline else None, **asked)
+    own = make_native_engines(benchmark)
+    engines: list[TimedEngine] = [*own, *make_peers(arguments.peer, benchmark)]  # raises before any model is loaded
     for engine in engines:
         line.show(f"loading {engine.name} …")
         engine.load()
-    works = list_works(task)
-    tokens = _make_prompt(task, own[0])
+    works = list_works(benchmark)
+    tokens = _make_prompt(benchmark, own[0])
     line.show("measuring the memory …")
     bandwidth = measure_bandwidth(own[0].lm.device)
-    results = run_rounds(engines, works, lambda length: tokens[:length], task.rounds, line.show_bar)
+    results = run_rounds(engines, works, lambda length: tokens[:length], benchmark.rounds, line.show_bar)
     return Report(
-        about=_describe_run(task, own[0]),
+        about=_describe_run(benchmark, own[0]),
         engines={engine.name: engine.describe() for engine in engines},
         works=works,
         results=results,
@@ -213,13 +213,13 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     )
 
 
-def _make_prompt(task: Task, engine: NativeEngine) -> list[int]:
+def _make_prompt(benchmark: Benchmark, engine: NativeEngine) -> list[int]:
     """As many tokens as the longest prompt needs."""
-    lm, length = engine.lm, max(task.prompt, task.prefill)
+    lm, length = engine.lm, max(benchmark.prompt, benchmark.prefill)
     room = lm.model.info.max_context
-    if room is not None and task.longest > room:
+    if room is not None and benchmark.longest > room:
         raise SettingError(
-            f"the longest text would have {task.longest} tokens, and the model's context ends at {room}; lower "
+            f"the longest text would have {benchmark.longest} tokens, and the model's context ends at {room}; lower "
             "--prefill, --prompt or --new"
         )
     return _tell_story(lm, length)
@@ -233,14 +233,18 @@ def _tell_story(lm: LanguageModel, length: int) -> list[int]:
     return (story * (length // len(story) + 1))[:length]
 
 
-def _describe_run(task: Task, engine: NativeEngine) -> str:
+def _describe_run(benchmark: Benchmark, engine: NativeEngine) -> str:
     import torch
 
     device, library = engine.lm.device, f"torch {torch.__version__}"
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    threads = "" if device.type == "cuda" else f", {task.threads or torch.get_num_threads()} threads"
-    sizes = f"prompt {task.prompt}, {task.new} new tokens, greedy, {task.rounds} rounds in turns, medians"
-    return f"{date.today()} · {machine}{threads} · {library} · unspool {__version__} · {task.location.stem} · {sizes}"
+    threads = "" if device.type == "cuda" else f", {benchmark.threads or torch.get_num_threads()} threads"
+    sizes = (
+        f"prompt {benchmark.prompt}, {benchmark.new} new tokens, greedy, {benchmark.rounds} rounds in turns, medians"
+    )
+    return (
+        f"{date.today()} · {machine}{threads} · {library} · unspool {__version__} · {benchmark.location.stem} · {sizes}"
+    )
 
 
 def _print(report: Report) -> None:

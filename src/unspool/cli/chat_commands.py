@@ -22,7 +22,7 @@ from unspool.small_files import write_text
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class SlashCommand:
     """One slash command: what follows its name, what it does, and the function that does it."""
 
     argument: str
@@ -204,17 +204,17 @@ def _quit(_session: Session, _argument: str) -> None:
     raise Quit
 
 
-COMMANDS: dict[str, Command] = {
-    "/help": Command("", "Show this.", _help),
-    "/set": Command("[NAME VALUE]", "Change a setting (temperature 0.3); alone: list what differs.", _set),
-    "/unset": Command("NAME", "Put a setting back.", _unset),
-    "/undo": Command("", "Forget the last exchange.", _undo),
-    "/clear": Command("", "Forget everything said.", _clear),
-    "/system": Command("[TEXT]", "Set the system message (none removes it); alone: show it.", _system),
-    "/save": Command("FILE", "Write the conversation and the settings to a file.", _save),
-    "/save!": Command("FILE", "The same, overwriting an existing file.", _save_over),
-    "/load": Command("FILE", "Continue a conversation written by /save.", _load),
-    "/stats": Command("", "Show the speed of the last answer, and how full the context is.", _stats),
-    "/quit": Command("", "Leave.", _quit),
+COMMANDS: dict[str, SlashCommand] = {
+    "/help": SlashCommand("", "Show this.", _help),
+    "/set": SlashCommand("[NAME VALUE]", "Change a setting (temperature 0.3); alone: list what differs.", _set),
+    "/unset": SlashCommand("NAME", "Put a setting back.", _unset),
+    "/undo": SlashCommand("", "Forget the last exchange.", _undo),
+    "/clear": SlashCommand("", "Forget everything said.", _clear),
+    "/system": SlashCommand("[TEXT]", "Set the system message (none removes it); alone: show it.", _system),
+    "/save": SlashCommand("FILE", "Write the conversation and the settings to a file.", _save),
+    "/save!": SlashCommand("FILE", "The same, overwriting an existing file.", _save_over),
+    "/load": SlashCommand("FILE", "Continue a conversation written by /save.", _load),
+    "/stats": SlashCommand("", "Show the speed of the last answer, and how full the context is.", _stats),
+    "/quit": SlashCommand("", "Leave.", _quit),
 }
 _ALIASES = {"/exit": "/quit", "/?": "/help"}

@@ -152,10 +152,10 @@ def read_engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    from unspool.server.options import Limits
+    from unspool.server.options import ClientLimits
 
     found: dict[str, Any] = {}
-    kinds = {one.name: one.type for one in dataclasses.fields(Limits)}
+    kinds = {one.name: one.type for one in dataclasses.fields(ClientLimits)}
     for name in _LIMITS:
         value = getattr(arguments, f"limit:{name}")
         if value is None:

@@ -126,7 +126,7 @@ _TABLE: tuple[Parameter, ...] = (
         None,
         "integer",
         "sampling",
-        "Seed of the draws, one or one a row: the same request gives the same tokens alone or in a batch.",
+        "Seed of the draws, one number or one per row: the same request gives the same tokens alone or in a batch.",
         at_least=0,
         at_most=LARGEST_SEED,
         may_be_per_row=True,

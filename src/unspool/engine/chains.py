@@ -139,8 +139,10 @@ class Chain:
             tokens.index_copy_(0, self.find_index(tokens.device), chosen)
 
     def _pick(self, values: torch.Tensor) -> torch.Tensor:
-        """Its own of all rows' values: a part of them, if its rows stand side by side."""
-        return values[self._span] if self._span is not None else values.index_select(0, self.find_index(values.device))
+        """Its own of all rows' values: those very values, or a part of them, if its rows stand side by side."""
+        if self._span is None:
+            return values.index_select(0, self.find_index(values.device))
+        return values if self.is_whole(len(values)) else values[self._span]
 
     def find_index(self, device: torch.device) -> torch.Tensor:
         """Its places on a device."""

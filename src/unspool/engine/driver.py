@@ -19,7 +19,7 @@ from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import Passes, PassJob
 from unspool.engine.plain import PlainRows
 from unspool.engine.request import Request
-from unspool.engine.scheduler import Limits, Scheduler, State, Turn
+from unspool.engine.scheduler import Limits, Scheduler, Status, Turn
 from unspool.engine.special import count_wanted
 from unspool.engine.specials import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
@@ -295,7 +295,7 @@ class Driver:
             self.inbox.let_in()
             self._note(plain.land_all())
             for task in [task for task in self._tasks.values() if isinstance(task, PlainTask)]:
-                if task.entry.state is State.RUNNING:
+                if task.entry.status is Status.RUNNING:
                     self._fail(task, stepping.error)
             return
         plain.launch(None if stepping is None else stepping.forward)

@@ -25,7 +25,7 @@ PATIENCE: Final = 10.0  # seconds of waiting that one level of priority is worth
 LOWEST, HIGHEST = -100, 100  # priorities
 
 
-class State(Enum):
+class Status(Enum):
     """What an entry does."""
 
     WAITING = "waiting"
@@ -73,7 +73,7 @@ class Entry:
     deadline: float | None = None  # on the same clock as `arrived`
     held: int = 0  # blocks that its rows have
     is_spread: bool = False  # its rows share their last block: each takes one of its own with its next position
-    state: State = State.WAITING
+    status: Status = Status.WAITING
     num_preemptions: int = 0
 
     @property
@@ -157,9 +157,9 @@ class Scheduler:
         """Blocks that waiting entries need to come back."""
         return sum(entry.moved for entry in list(self._waiting))
 
-    def find(self, state: State) -> Iterator[Entry]:
-        """The entries that were admitted and are in a state."""
-        return (entry for entry in self._active.values() if entry.state is state)
+    def find(self, status: Status) -> Iterator[Entry]:
+        """The entries that were admitted and have a status."""
+        return (entry for entry in self._active.values() if entry.status is status)
 
     def count_unread(self) -> int:
         """Tokens that the entries have to read; those that wait for room fill a pass."""
@@ -187,7 +187,7 @@ class Scheduler:
     # --- entries come and go ---------------------------------------------------------------------------
     def add(self, entry: Entry) -> None:
         """Put an entry into the queue. Whether there is room in it is for the caller to ask (`is_full`)."""
-        assert entry.number not in self._entries and entry.state is State.WAITING
+        assert entry.number not in self._entries and entry.status is Status.WAITING
         self._entries[entry.number] = entry
         if entry.deadline is not None:
             self._timed[entry.number] = entry
@@ -208,7 +208,7 @@ class Scheduler:
         self._leave_steps(number)
 
     def _enqueue(self, entry: Entry) -> None:
-        entry.state = State.WAITING
+        entry.status = Status.WAITING
         self._active.pop(entry.number, None)
         self._others.pop(entry.number, None)
         insort(self._waiting, entry, key=_by_order)
@@ -260,7 +260,7 @@ class Scheduler:
             if rows + entry.num_rows > self.limits.max_rows or not self._memory.has(promised + needed):
                 return
             self._waiting.pop(0)
-            entry.state = State.READING if entry.unread else State.RUNNING  # the latter: it was moved, and goes on
+            entry.status = Status.READING if entry.unread else Status.RUNNING  # the latter: it was moved, and goes on
             self._active[entry.number] = self._others[entry.number] = entry
             rows, promised, is_busy = rows + entry.num_rows, promised + needed, True
             turn.admitted.append(entry.number)
@@ -270,11 +270,11 @@ class Scheduler:
 
         A prompt that would fit a pass of its own is not cut because others took part of this one.
         """
-        reading = [entry for entry in self._others.values() if entry.state is State.READING]
+        reading = [entry for entry in self._others.values() if entry.status is Status.READING]
         if not reading:
             return
         budget = self.limits.tokens_per_pass
-        left = max(1, budget - sum(entry.num_rows for entry in self.find(State.RUNNING)))
+        left = max(1, budget - sum(entry.num_rows for entry in self.find(Status.RUNNING)))
         for entry in sorted(reading, key=_by_order):
             wanted = entry.unread * entry.num_prompts
             is_cut = left < wanted and (entry.is_whole or wanted <= budget)
@@ -290,7 +290,7 @@ class Scheduler:
         entry.unread -= columns
         assert entry.unread >= 0
         if entry.unread == 0:
-            entry.state = State.RUNNING
+            entry.status = Status.RUNNING
             if entry.is_plain:
                 del self._others[number]
                 self._enter_steps(entry)
@@ -299,7 +299,7 @@ class Scheduler:
         """Let an entry that runs read so many columns, under the budget as prompts do."""
         entry = self._entries[number]
         entry.unread = columns
-        entry.state = State.READING
+        entry.status = Status.READING
 
     def note_step(self) -> None:
         """Count a position of every row of the plain entries that run."""

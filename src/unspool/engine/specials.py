@@ -7,7 +7,7 @@ from typing import Final
 
 from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import PassJob
-from unspool.engine.scheduler import Scheduler, State
+from unspool.engine.scheduler import Scheduler, Status
 from unspool.engine.tasks import SpecialTask
 
 _SMALL: Final = 64  # tokens of an ask that joins the next pass whatever else there is
@@ -56,7 +56,7 @@ class SpecialTasks:
         for number, task in self._tasks.items():
             special = task.special
             assert special is not None
-            if task.entry.state is State.RUNNING:
+            if task.entry.status is Status.RUNNING:
                 jobs.append((number, PassJob(special.next_ask(special.num_columns))))
             elif number in reads:
                 jobs.append(
@@ -100,7 +100,7 @@ class SpecialTasks:
         if special.num_columns * special.num_rows > _SMALL:
             self._scheduler.note_ask(entry.number, special.num_columns)
         else:
-            entry.unread, entry.state = 0, State.RUNNING
+            entry.unread, entry.status = 0, Status.RUNNING
 
     def await_copies(self) -> None:
         """Let tasks go on that wait for copies, until all of them ask again: by the time the first one's copy is there,

@@ -11,7 +11,7 @@ from unspool.errors import SettingError
 from unspool.grammar.guard import check_guarded
 from unspool.grammar.schemas import find_path
 from unspool.grammar.sources import GrammarSource, require_library
-from unspool.grammar.vocabulary import Vocabulary
+from unspool.grammar.vocabulary import GrammarVocabulary
 
 MOST_COMPILED: Final = 128  # per vocabulary
 LIMITS: Final = {
@@ -30,7 +30,7 @@ class Grammar:
     """A compiled grammar; `start()` gives the state before the first token."""
 
     source: GrammarSource
-    vocabulary: Vocabulary
+    vocabulary: GrammarVocabulary
     _first: Any  # an LLMatcher that is only ever copied
 
     def start(self) -> Any:
@@ -41,7 +41,7 @@ class Grammar:
 _lock = threading.Lock()
 
 
-def compile_grammar(source: GrammarSource, vocabulary: Vocabulary) -> Grammar:
+def compile_grammar(source: GrammarSource, vocabulary: GrammarVocabulary) -> Grammar:
     """The grammar of a source over a vocabulary, from memory if it was compiled before."""
     with _lock:
         known = vocabulary.compiled

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from unspool.errors import ResourceError
-from unspool.grammar.vocabulary import Vocabulary
+from unspool.grammar.vocabulary import GrammarVocabulary
 
 SECONDS: Final = 2.0  # of one compilation, and its first masks
 MEMORY_BYTES: Final = 300 << 20  # beyond what the vocabulary takes
@@ -31,7 +31,7 @@ _MOST_GUARDS: Final = 2  # vocabularies at once
 class Guard:
     """A process that compiles grammars over one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(_PROGRAM)],
             stdin=subprocess.PIPE,
@@ -83,11 +83,11 @@ class Guard:
                 pipe.close()
 
 
-_guards: dict[Vocabulary, Guard] = {}
+_guards: dict[GrammarVocabulary, Guard] = {}
 _lock = threading.Lock()
 
 
-def check_guarded(vocabulary: Vocabulary, text: str, limits: Mapping[str, Any]) -> str:
+def check_guarded(vocabulary: GrammarVocabulary, text: str, limits: Mapping[str, Any]) -> str:
     """Why a grammar can't be compiled within the limits; empty if it can."""
     with _lock:
         guard = _guards.pop(vocabulary, None)

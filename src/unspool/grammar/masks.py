@@ -11,7 +11,7 @@ import torch
 
 from unspool.grammar.sources import require_library
 from unspool.grammar.states import MatcherState, check_state, find_executor
-from unspool.grammar.vocabulary import Vocabulary
+from unspool.grammar.vocabulary import GrammarVocabulary
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -20,7 +20,7 @@ Words = np.ndarray[Any, np.dtype[np.int32]]
 class MaskMaker:
     """Makes the masks of states; the call's end tokens are allowed where the vocabulary's own is."""
 
-    vocabulary: Vocabulary
+    vocabulary: GrammarVocabulary
     ends: tuple[int, ...]
 
     def make(self, states: Sequence[MatcherState | None], *, pinned: bool) -> torch.Tensor:

@@ -13,7 +13,7 @@ from unspool.grammar.sources import require_library
 
 
 @dataclass(frozen=True, eq=False)
-class Vocabulary:
+class GrammarVocabulary:
     """A vocabulary, and what a helper process needs to build the same."""
 
     tokens: Any  # llguidance's LLTokenizer
@@ -28,11 +28,11 @@ class Vocabulary:
         return (self.size + 31) // 32
 
 
-_made: weakref.WeakKeyDictionary[Any, dict[int, Vocabulary]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Any, dict[int, GrammarVocabulary]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def find_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
+def find_vocabulary(tokenizer: Any, size: int) -> GrammarVocabulary:
     """The vocabulary of a tokenizer for a model whose scores have `size` columns."""
     if tokenizer is None:
         raise SettingError(
@@ -52,7 +52,7 @@ def find_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
         return known[size]
 
 
-def _make(tokenizer: Any, backend: Any, size: int) -> Vocabulary:
+def _make(tokenizer: Any, backend: Any, size: int) -> GrammarVocabulary:
     library = require_library()
     copied = type(backend).from_str(backend.to_str())  # what is switched off below is the caller's
     copied.no_padding()
@@ -66,7 +66,7 @@ def _make(tokenizer: Any, backend: Any, size: int) -> Vocabulary:
         raise UnsupportedError(
             f"structured output can't read this tokenizer's vocabulary for a model of {size} tokens: {error}"
         ) from error
-    return Vocabulary(tokens, text, size, ends or (size - 1,))
+    return GrammarVocabulary(tokens, text, size, ends or (size - 1,))
 
 
 def list_specials(tokenizer: Any) -> frozenset[str]:

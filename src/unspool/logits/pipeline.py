@@ -11,7 +11,7 @@ from unspool.logits.base import LogitsProcessor, LogitsProcessorList
 from unspool.logits.building import Build, Context
 from unspool.logits.entry import STAGES, ProcessorEntry, Stage
 from unspool.logits.order import PROCESSORS, list_stage
-from unspool.registry import resolve
+from unspool.registry import is_from, resolve
 
 GIVEN = frozenset({"uniforms", "logits", "current_tokens", "beam_group_idx"})
 """What decoding gives to processors that require it; `pads` only if there are any."""
@@ -103,4 +103,4 @@ def _replace_by_custom(made: list[tuple[ProcessorEntry, LogitsProcessor]], conte
 def _find_kind(processor: LogitsProcessor) -> str | None:
     """The name of a processor's class, which ours and transformers' share; None for any other."""
     kind = type(processor)
-    return kind.__name__ if kind.__module__.split(".")[0] in ("unspool", "transformers") else None
+    return kind.__name__ if is_from(kind, "unspool", "transformers") else None

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from unspool.batch.answers import find_name, write_failure
 from unspool.batch.ledger import Ledger, Progress, Share, describe_job
 from unspool.batch.lines import BadLineError, Line
-from unspool.batch.output import Done, Output, dump_line
+from unspool.batch.output import Done, JobOutput, dump_line
 from unspool.batch.sources import Source, try_line
 from unspool.errors import EngineError, UnspoolError, excerpt
 from unspool.ray.cluster import Actors, import_ray
@@ -27,7 +27,7 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-class Lines(Worker):
+class LineWorker(Worker):
     """Answers rows of `Requests` with the lines that `unspool batch` writes."""
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
@@ -50,7 +50,7 @@ def _list_rows(batch: pa.Table) -> Iterator[tuple[int, Line | BadLineError]]:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class RayPipeline:
     """What is to be answered and by whom: from a file's rows to lines of answers."""
 
     model: Any
@@ -95,14 +95,14 @@ class Pipeline:
             "any_model": self.any_model,
             "created": self.source.modified,
         }
-        return map_batches(rows, Lines, self.actors, self.rows_per_task, locate(self.model), options)
+        return map_batches(rows, LineWorker, self.actors, self.rows_per_task, locate(self.model), options)
 
 
 class RayJob:
     """Answers a file's rows by actors; its output, and how it goes on, are those of `unspool.batch.job.Job`."""
 
     def __init__(
-        self, pipeline: Pipeline, output: Output, *, max_errors: int | None = None, restarts: bool = False
+        self, pipeline: RayPipeline, output: JobOutput, *, max_errors: int | None = None, restarts: bool = False
     ) -> None:
         self._pipeline, self._output = pipeline, output
         self._ledger = Ledger(output, max_errors)

@@ -16,10 +16,10 @@ from ray.exceptions import RayError
 from unspool.batch.ledger import Progress
 from unspool.batch.output import Done, Note
 from unspool.errors import ResourceError, SettingError
-from unspool.ray.batch import Pipeline, read_failure
+from unspool.ray.batch import RayPipeline, read_failure
 
 
-class LinesFolder(BlockBasedFileDatasink):  # type: ignore[misc]
+class LinesFolder(BlockBasedFileDatasink):  # type: ignore[misc]  # Ray is not read
     """Lines of answers, a file per task."""
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class FolderJob:
     before leaves a pending one, and the next run deletes the part that belongs to it.
     """
 
-    def __init__(self, pipeline: Pipeline, folder: Path | str, *, restarts: bool = False) -> None:
+    def __init__(self, pipeline: RayPipeline, folder: Path | str, *, restarts: bool = False) -> None:
         self._pipeline, self.folder = pipeline, Path(folder)
         self._parts, self._checkpoint = self.folder / "parts", self.folder / "checkpoint"
         if self.folder.exists() and not self.folder.is_dir():

@@ -125,10 +125,10 @@ def _get_ray() -> Any:
 
 def make_limits(options: Mapping[str, Any]) -> Any:
     """The limits that a replica's application has."""
-    from unspool.server.options import Limits
+    from unspool.server.options import ClientLimits
 
-    names = Limits.__dataclass_fields__
-    return Limits(**{name: value for name, value in options.items() if name in names})
+    names = ClientLimits.__dataclass_fields__
+    return ClientLimits(**{name: value for name, value in options.items() if name in names})
 
 
 def _locate_all(models: Any) -> Any:

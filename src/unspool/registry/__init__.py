@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unspool.registry.plugins import load_plugins, register, unregister
-from unspool.registry.references import Reference, check_maker, find_home, find_name, resolve
+from unspool.registry.references import Reference, check_maker, find_home, find_name, is_from, resolve
 from unspool.registry.tables import Table
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "check_maker",
     "find_home",
     "find_name",
+    "is_from",
     "load_plugins",
     "register",
     "resolve",

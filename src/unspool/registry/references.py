@@ -31,6 +31,11 @@ def find_home(reference: Reference) -> str:
     return reference.partition(":")[0] if isinstance(reference, str) else reference.__module__
 
 
+def is_from(kind: type, *packages: str) -> bool:
+    """Whether a class was written in one of these packages: asked of its module's name, so nothing is imported."""
+    return kind.__module__.partition(".")[0] in packages
+
+
 def check_maker(part: str, make: Any) -> None:
     """Raise a PluginError if what should make a part is no function."""
     if not callable(resolve(make)):

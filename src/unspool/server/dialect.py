@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from unspool.server.orders import Order, Target
 from unspool.server.refusals import RequestError
-from unspool.server.tokens import TokenTexts
+from unspool.server.tokens import ClientTokens
 from unspool.server.work import Choice, Work
 
 
@@ -17,7 +17,7 @@ class Reply:
     """What writing an answer needs beside the answer itself."""
 
     order: Order
-    texts: TokenTexts
+    texts: ClientTokens
     fingerprint: str
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from unspool.server.options import Limits
+from unspool.server.options import ClientLimits
 from unspool.server.refusals import RequestError
 
 _KEPT = 64  # requests whose durations an estimate is made from
@@ -17,7 +17,7 @@ _KEPT = 64  # requests whose durations an estimate is made from
 class Gate:
     """Lets requests in while there is room, and none once the server drains."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
         self.num_active = 0
         self.num_traces = 0

@@ -17,7 +17,7 @@ from unspool.engine import Engine
 from unspool.errors import ResourceError, SettingError, UnspoolError
 from unspool.server.orders import Target
 from unspool.server.refusals import RequestError
-from unspool.server.tokens import TokenTexts
+from unspool.server.tokens import ClientTokens
 
 _log = logging.getLogger("unspool.server")
 _LOOK_EVERY = 0.5  # seconds
@@ -35,7 +35,7 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))
     lm: LanguageModel | None = None
     engine: Engine | None = None
-    texts: TokenTexts = field(default_factory=lambda: TokenTexts(None))
+    texts: ClientTokens = field(default_factory=lambda: ClientTokens(None))
     fingerprint: str = ""
     active: int = 0  # requests that use it
     used_at: float = 0.0
@@ -46,7 +46,7 @@ class Served:
         """Load it and make its engine."""
         if self.lm is None:
             self.lm = self.load()
-            self.texts = TokenTexts(self.lm.tokenizer)
+            self.texts = ClientTokens(self.lm.tokenizer)
             self.fingerprint = _make_fingerprint(self.lm)
             self.size = max(self.size, count_bytes(self.lm))
         if self.engine is None and self.lm.model.info.features is None:
@@ -55,7 +55,7 @@ class Served:
     def close(self) -> None:
         """Give its memory back."""
         engine, self.engine, self.lm = self.engine, None, None
-        self.texts = TokenTexts(None)
+        self.texts = ClientTokens(None)
         if engine is not None:
             engine.close()
 

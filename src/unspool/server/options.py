@@ -11,7 +11,7 @@ from unspool.numeric import is_number
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """Bounds of what clients may ask for."""
 
     body_bytes: int = 4 << 20
@@ -42,7 +42,7 @@ class Limits:
 class ServerOptions:
     """How a server behaves; `unspool serve --help` says the same of its flags."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: ClientLimits = field(default_factory=ClientLimits)
     keys: Sequence[str] = ()  # without any, nobody is asked for one
     hosts: Sequence[str] = ()  # names that a Host header may have; empty: loopback names, or any beyond loopback
     origins: Sequence[str] = ()  # pages that may call this server from a browser
@@ -55,11 +55,11 @@ class ServerOptions:
     @classmethod
     def read(cls, **given: Any) -> Self:
         """Options from keyword arguments; names of limits are taken too."""
-        bounds = {name: given.pop(name) for name in [one.name for one in fields(Limits)] if name in given}
+        bounds = {name: given.pop(name) for name in [one.name for one in fields(ClientLimits)] if name in given}
         known = {one.name for one in fields(cls)}
         for name in given:
             if name not in known:
                 raise SettingError(f"a server has no option {name!r}; it has {', '.join(sorted(known))}")
         if bounds:
-            given["limits"] = Limits(**bounds)
+            given["limits"] = ClientLimits(**bounds)
         return cls(**given)

@@ -20,7 +20,7 @@ from unspool.errors import excerpt
 from unspool.grammar.tools import CallFormat
 from unspool.numeric import is_number
 from unspool.server.fields import Found
-from unspool.server.options import Limits
+from unspool.server.options import ClientLimits
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.text import Tokenizer
 
@@ -66,7 +66,7 @@ class Target:
 
     name: str
     lm: LanguageModel
-    limits: Limits = field(default_factory=Limits)
+    limits: ClientLimits = field(default_factory=ClientLimits)
 
     @property
     def tokenizer(self) -> Tokenizer:

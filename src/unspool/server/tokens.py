@@ -11,7 +11,7 @@ from unspool.text import Tokenizer, token_texts
 LOWEST: Final = -9999.0  # what stands for minus infinity, which JSON has no number for
 
 
-class TokenTexts(token_texts.TokenTexts):
+class ClientTokens(token_texts.TokenTexts):
     """The texts of a vocabulary's tokens, and log-probabilities with them."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from unspool.watermark.scoring import Evidence, Scorer
+from unspool.watermark.scoring import Evidence, MarkScorer
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 860.0, 240.0, 44.0, 26.0
 MOST_POINTS = 2000
@@ -28,7 +28,7 @@ text{font:12px system-ui,sans-serif;fill:#656e7d}
 
 
 def draw_page(
-    scorer: Scorer,
+    scorer: MarkScorer,
     evidence: Evidence,
     pieces: Sequence[str],
     verdict: str,
@@ -51,7 +51,7 @@ def draw_page(
     )
 
 
-def find_growth(scorer: Scorer, evidence: Evidence) -> list[float]:
+def find_growth(scorer: MarkScorer, evidence: Evidence) -> list[float]:
     """The z score after each token that counts."""
     values = evidence.values[evidence.is_new]
     counts = np.arange(1, len(values) + 1, dtype=np.float64)

@@ -43,7 +43,7 @@ class Evidence:
     is_marked_side: npt.NDArray[np.bool_]  # green, or what stands for it
 
 
-class Scorer(ABC):
+class MarkScorer(ABC):
     """One watermark's way to value tokens."""
 
     num_before: int  # tokens that are needed before the first that can be scored
@@ -78,7 +78,7 @@ class Scorer(ABC):
         return Evidence(first, values, is_new, values > self.threshold)
 
 
-class GreenScorer(Scorer):
+class GreenScorer(MarkScorer):
     """1 for a token on its green list."""
 
     counts_contexts = False  # tokens of one list are nearly independent
@@ -110,7 +110,7 @@ class GreenScorer(Scorer):
         return binomial_tail(totals, counts, self.rate)
 
 
-class GumbelScorer(Scorer):
+class GumbelScorer(MarkScorer):
     """`-log` of the token's noise: the winner's is small, and in unmarked text the value is exponential."""
 
     mean = deviation = 1.0
@@ -131,7 +131,7 @@ class GumbelScorer(Scorer):
         return gamma_tail(totals, counts)
 
 
-class SynthIDScorer(Scorer):
+class SynthIDScorer(MarkScorer):
     """The mean of a token's g-values, the first rounds' weighing more if asked for."""
 
     def __init__(self, mark: SynthIDTextWatermarkLogitsProcessor, *, is_weighted: bool = True) -> None:
@@ -171,7 +171,7 @@ def weigh_rounds(depth: int) -> torch.Tensor:
     return weights / weights.sum()
 
 
-def make_scorer(config: BaseWatermarkingConfig, vocab_size: int, most_cached: int = 0) -> Scorer:
+def make_scorer(config: BaseWatermarkingConfig, vocab_size: int, most_cached: int = 0) -> MarkScorer:
     """The scorer of a watermark's settings."""
     mark: Any = config.construct_processor(vocab_size, "cpu")
     if isinstance(config, WatermarkingConfig):

@@ -151,6 +151,15 @@ def test_a_step_is_compiled_if_the_first_token_is_the_last() -> None:
     assert hasattr(model, "_compiled_call")
 
 
+@pytest.mark.parametrize("asked", [{}, {"max_cache_len": 20}, {"max_cache_len": 40}])
+def test_a_static_cache_has_the_room_that_was_asked_for(asked: dict[str, int]) -> None:
+    model, ids = make("llama"), make_inputs()["input_ids"][2:]
+    settings = {**NEW, "cache_implementation": "static", "return_dict_in_generate": True}
+    found = unspool.generate(model, ids, **settings, **asked).past_key_values
+    needed = ids.shape[1] + NEW["max_new_tokens"] - 1
+    assert found.get_max_length() == found.layers[0].keys.shape[2] == max(needed, asked.get("max_cache_len", 0))
+
+
 def test_layers_that_hold_more_than_keys() -> None:
     config = transformers.Lfm2Config(**LLAMA, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8)
     model = shake(transformers.Lfm2ForCausalLM(config))

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
-from unspool.bench.engine import Engine
-from unspool.bench.task import Task
+from unspool.bench.benchmark import Benchmark
+from unspool.bench.engine import TimedEngine
 from unspool.errors import SettingError
 
 PEERS: Final = {  # the module and the class of each
@@ -22,11 +22,11 @@ PEERS: Final = {  # the module and the class of each
 MOST_PEERS: Final = 16
 
 
-def make_peers(asked: Sequence[str], task: Task) -> list[Engine]:
+def make_peers(asked: Sequence[str], benchmark: Benchmark) -> list[TimedEngine]:
     """The peers asked for, each checked to be able to run its model here; nothing is loaded yet.
 
-    Each is `NAME`, on the task's model, or `NAME=PATH`, on the model in the peer's own form. If a peer is given more
-    than once, its label includes the file.
+    Each is `NAME`, on the benchmark's model, or `NAME=PATH`, on the model in the peer's own form. If a peer is given
+    more than once, its label includes the file.
     """
     if len(asked) > MOST_PEERS:
         raise SettingError(f"{len(asked)} peers are asked for, and at most {MOST_PEERS} can be measured in one run")
@@ -36,7 +36,7 @@ def make_peers(asked: Sequence[str], task: Task) -> list[Engine]:
     for place, label in enumerate(labels):
         if label in labels[:place]:
             raise SettingError(f"--peer names each engine once, and two would be called {label!r:.80}")
-    engines = [_make_peer(name, task, path) for name, path in pairs]
+    engines = [_make_peer(name, benchmark, path) for name, path in pairs]
     for engine, label in zip(engines, labels, strict=True):
         engine.name = label
     return engines
@@ -56,6 +56,6 @@ def _read_pair(word: str) -> tuple[str, Path | None]:
     return name, found
 
 
-def _make_peer(name: str, task: Task, path: Path | None) -> Engine:
+def _make_peer(name: str, benchmark: Benchmark, path: Path | None) -> TimedEngine:
     module, kind = PEERS[name]
-    return cast(Engine, getattr(import_module(f"unspool.bench.peers.{module}"), kind)(task, path))
+    return cast(TimedEngine, getattr(import_module(f"unspool.bench.peers.{module}"), kind)(benchmark, path))

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from unspool.bench.benchmark import WORKS, Benchmark
 from unspool.bench.engine import Prompts, Timing
 from unspool.bench.peers.packages import import_package, require_path
-from unspool.bench.task import Task
-from unspool.bench.work import WORKS
 from unspool.errors import LoadError
 
 _MOST_BYTES = 64 * 2**20
@@ -21,23 +20,27 @@ class CTranslate2Peer:
     name = "ctranslate2"
     can = frozenset(WORKS)
 
-    def __init__(self, task: Task, path: Path | None) -> None:
+    def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._library = import_package("ctranslate2", self.name, "pip install ctranslate2")
         self._folder = require_path(
-            path, task, self.name, "a converted model", "ct2-transformers-converter --model FOLDER --output_dir OUT"
+            path,
+            benchmark,
+            self.name,
+            "a converted model",
+            "ct2-transformers-converter --model FOLDER --output_dir OUT",
         )
         if not (self._folder / "model.bin").is_file():
             raise LoadError(f"{self._folder} holds no model.bin: it was not made by CTranslate2's converter")
         self._vocabulary = _read_vocabulary(self._folder)
         self._numbers = {token: number for number, token in enumerate(self._vocabulary)}
-        self._task = task
+        self._benchmark = benchmark
         self._generator: Any = None
 
     def load(self) -> None:
         """Open the folder."""
-        device = "cuda" if (self._task.device or "cpu").startswith("cuda") else "cpu"
+        device = "cuda" if (self._benchmark.device or "cpu").startswith("cuda") else "cpu"
         self._generator = self._library.Generator(
-            str(self._folder), device=device, inter_threads=1, intra_threads=self._task.threads or 0
+            str(self._folder), device=device, inter_threads=1, intra_threads=self._benchmark.threads or 0
         )
 
     def describe(self) -> str:

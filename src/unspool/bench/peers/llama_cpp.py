@@ -9,50 +9,50 @@ from typing import Any
 
 import numpy as np
 
+from unspool.bench.benchmark import Benchmark
 from unspool.bench.engine import Prompts, Timing
 from unspool.bench.peers.packages import import_package
-from unspool.bench.task import Task
 from unspool.errors import LoadError, SettingError
 
 _ALL_LAYERS = 999
 
 
 class LlamaCppPeer:
-    """llama.cpp on the task's GGUF file, or on another one (`--peer llama-cpp=FILE`). It has no beam search."""
+    """llama.cpp on the benchmark's GGUF file, or on another one (`--peer llama-cpp=FILE`). It has no beam search."""
 
     name = "llama-cpp"
     can = frozenset({"decode", "prefill", "batch"})
 
-    def __init__(self, task: Task, path: Path | None) -> None:
+    def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._llama = import_package("llama_cpp", self.name, "pip install llama-cpp-python")
-        path = path or task.location
+        path = path or benchmark.location
         if not path.is_file() or path.suffix.lower() != ".gguf":
             raise SettingError(
                 f"the peer {self.name} reads a GGUF file, and {path.name} is none; convert the model (llama.cpp's "
                 f"convert_hf_to_gguf.py) and name it: --peer {self.name}=FILE.gguf"
             )
-        self._task, self._path = task, path
-        self._threads = task.threads or _count_cores()
+        self._benchmark, self._path = benchmark, path
+        self._threads = benchmark.threads or _count_cores()
         self._model: Any = None
         self._context: Any = None
         self._num_tokens = 0  # of the vocabulary
 
     def load(self) -> None:
         """Read the file, and make a context that holds every row of the largest batch."""
-        llama, task = self._llama, self._task
+        llama, benchmark = self._llama, self._benchmark
         self._quiet = llama.llama_log_callback(lambda *_: None)  # kept: C calls it for the process's life
         llama.llama_log_set(self._quiet, ctypes.c_void_p(0))
         llama.llama_backend_init()
         how = llama.llama_model_default_params()
-        how.n_gpu_layers = 0 if (task.device or "").startswith("cpu") else _ALL_LAYERS
+        how.n_gpu_layers = 0 if (benchmark.device or "").startswith("cpu") else _ALL_LAYERS
         self._model = llama.llama_model_load_from_file(str(self._path).encode(), how)
         if not self._model:
             raise LoadError(f"llama.cpp can't read {self._path}")
         self._num_tokens = int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model)))
         sizes = llama.llama_context_default_params()
-        sizes.n_seq_max = task.most_rows
-        sizes.n_ctx = task.most_rows * task.longest
-        sizes.n_batch = max(task.prefill, task.most_rows * task.prompt)
+        sizes.n_seq_max = benchmark.most_rows
+        sizes.n_ctx = benchmark.most_rows * benchmark.longest
+        sizes.n_batch = max(benchmark.prefill, benchmark.most_rows * benchmark.prompt)
         sizes.n_threads = sizes.n_threads_batch = self._threads
         self._context = llama.llama_init_from_model(self._model, sizes)
         if not self._context:

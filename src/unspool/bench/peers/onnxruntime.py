@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from unspool.bench.benchmark import Benchmark
 from unspool.bench.engine import Prompts, Timing
 from unspool.bench.peers.packages import import_package, refuse_device, require_path
-from unspool.bench.task import Task
 from unspool.errors import LoadError
 
 _PAST, _PRESENT = "past_key_values.", "present."
@@ -21,12 +21,12 @@ class OnnxruntimePeer:
     name = "onnxruntime"
     can = frozenset({"decode", "prefill", "batch"})
 
-    def __init__(self, task: Task, path: Path | None) -> None:
+    def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._library = import_package("onnxruntime", self.name, "pip install onnxruntime")
-        refuse_device(task, self.name)
+        refuse_device(benchmark, self.name)
         example = "optimum-cli export onnx --task text-generation-with-past"
-        self._path = _find_file(require_path(path, task, self.name, "an ONNX file with past keys", example))
-        self._threads = task.threads
+        self._path = _find_file(require_path(path, benchmark, self.name, "an ONNX file with past keys", example))
+        self._threads = benchmark.threads
         self._session: Any = None
 
     def load(self) -> None:

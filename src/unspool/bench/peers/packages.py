@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from unspool.bench.task import Task
+from unspool.bench.benchmark import Benchmark
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -21,25 +21,25 @@ def import_package(module: str, peer: str, install: str) -> Any:
         ) from error
 
 
-def require_path(path: Path | None, task: Task, peer: str, what: str, example: str) -> Path:
-    """The path of `--peer NAME=PATH`, for a peer that can't read the task's own model."""
+def require_path(path: Path | None, benchmark: Benchmark, peer: str, what: str, example: str) -> Path:
+    """The path of `--peer NAME=PATH`, for a peer that can't read the benchmark's own model."""
     if path is None:
         raise SettingError(
-            f"the peer {peer} reads {what}, and {task.location.name} is none; make one ({example}) and name it: "
+            f"the peer {peer} reads {what}, and {benchmark.location.name} is none; make one ({example}) and name it: "
             f"--peer {peer}=PATH"
         )
     return path
 
 
 def refuse_path(path: Path | None, peer: str) -> None:
-    """Raise if a path is given for a peer that reads the task's model."""
+    """Raise if a path is given for a peer that reads the benchmark's model."""
     if path is not None:
         raise SettingError(f"the peer {peer} reads the model that is measured, not {path}; say --peer {peer}")
 
 
-def refuse_device(task: Task, peer: str) -> None:
+def refuse_device(benchmark: Benchmark, peer: str) -> None:
     """Raise if a GPU is asked for with a peer that runs only on CPUs here."""
-    if task.device is not None and not task.device.startswith("cpu"):
+    if benchmark.device is not None and not benchmark.device.startswith("cpu"):
         raise UnsupportedError(
-            f"the peer {peer} is run on a CPU, and --device is {task.device}; leave out --peer {peer}"
+            f"the peer {peer} is run on a CPU, and --device is {benchmark.device}; leave out --peer {peer}"
         )

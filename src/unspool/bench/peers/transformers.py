@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from unspool.bench.benchmark import WORKS, Benchmark
 from unspool.bench.engine import Clock, Prompts, Timing
 from unspool.bench.peers.packages import import_package, refuse_path
-from unspool.bench.task import Task
-from unspool.bench.work import WORKS
 
 
 class TransformersPeer:
@@ -21,27 +20,27 @@ class TransformersPeer:
     name = "transformers"
     can = frozenset(WORKS)
 
-    def __init__(self, task: Task, path: Path | None) -> None:
+    def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._transformers = import_package("transformers", self.name, "pip install 'unspool[bench]'")
         refuse_path(path, self.name)
-        if task.kind == "gguf":  # it reads those through two more packages
+        if benchmark.kind == "gguf":  # it reads those through two more packages
             for package in ("gguf", "accelerate"):
                 import_package(package, self.name, "pip install 'unspool[bench]'")
-        self._task = task
-        where = task.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._benchmark = benchmark
+        where = benchmark.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._device = torch.device(where)
         self._model: Any = None
 
     def load(self) -> None:
         """Load the model with transformers."""
-        task, library = self._task, self._transformers
+        benchmark, library = self._benchmark, self._transformers
         library.logging.set_verbosity_error()
         library.logging.disable_progress_bar()
-        if task.threads is not None:
-            torch.set_num_threads(task.threads)
-        folder, how = task.location, {}
-        if task.kind == "gguf":
-            folder, how = task.location.parent, {"gguf_file": task.location.name}
+        if benchmark.threads is not None:
+            torch.set_num_threads(benchmark.threads)
+        folder, how = benchmark.location, {}
+        if benchmark.kind == "gguf":
+            folder, how = benchmark.location.parent, {"gguf_file": benchmark.location.name}
         dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16 if how else "auto"
         with redirect_stderr(StringIO()):  # it draws bars of its own
             model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **how)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from unspool.beams.hypotheses import Hypothesis
 from unspool.beams.result import pick_best
 from unspool.beams.scorer import HypothesisScorer
 from unspool.decoding.beams.notes import VerdictNotes
-from unspool.decoding.beams.selection import read_best
+from unspool.decoding.beams.selection import Best, find_best, read_best
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
@@ -49,6 +49,7 @@ class ScoredBeams:
         self._totals = [0.0 if row % self._size == 0 else NEVER for row in range(len(rows))]
         self._written: list[tuple[int, ...]] = [() for _ in range(len(rows))]
         self._origins: list[tuple[int, ...]] = [() for _ in range(len(rows))]
+        self._chosen: list[int] = []  # by the group that was judged last
         self._is_done = False
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens and parents looked at last
         self._final: Mapping[str, Any] | None = None
@@ -171,18 +172,18 @@ class GroupBeams(ScoredBeams):
             for first in range(0, num_beams, size)
         ]
         self._places = [send(group, self._rows.device) for group in self._groups]
+        self._ends = send(self._settings.eos_token_ids, self._rows.device)
 
     def choose(self) -> tuple[list[int], torch.Tensor]:
         """Every group's choice in turn."""
-        rows, num_candidates = self._rows, self._settings.count_candidates(self._size)
+        rows = self._rows
         current = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         running = send(self._totals, rows.device, torch.float32)
         parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
         history = rows.read_history()
         before = list(self._origins)
-        for number, scores in enumerate(self._scorer.next_groups(rows, self._groups, self._places, current)):
-            group, places = self._groups[number], self._places[number]
-            best, tokens, beams = read_best(scores, take_rows(running, group, places), self._size, num_candidates)
+        for number, (best, tokens, beams) in enumerate(self._read_groups(current, running)):
+            group = self._groups[number]
             if self._notes is not None:
                 self._notes.look(number)
             verdict = self._judge.process(
@@ -196,11 +197,13 @@ class GroupBeams(ScoredBeams):
                 group_index=number,
                 decoder_prompt_len=self._width,
             )
-            chosen: list[int] = verdict["next_beam_tokens"].tolist()
-            if number + 1 < len(self._groups):
-                current.index_copy_(0, places, send(chosen, rows.device))
+            self._chosen = verdict["next_beam_tokens"].tolist()
             for place, source, token, total in zip(
-                group, verdict["next_beam_indices"].tolist(), chosen, verdict["next_beam_scores"].tolist(), strict=True
+                group,
+                verdict["next_beam_indices"].tolist(),
+                self._chosen,
+                verdict["next_beam_scores"].tolist(),
+                strict=True,
             ):
                 parents[place] = self._stay_home(place, group[source])
                 self._origins[place] = (*before[group[source]], source)
@@ -209,6 +212,35 @@ class GroupBeams(ScoredBeams):
                 self._notes.note(self._num_tokens + 1, number, (best, tokens, beams), verdict)
             self._last = (tokens, beams)
         return parents, self._enter(parents, tokens_of, totals)
+
+    def _read_groups(
+        self, current: torch.Tensor, running: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Each group's candidates: log-probabilities, tokens, and beams that they continue. Once they are judged, what
+        was `_chosen` stands in `current` (rows,) for the next group.
+
+        A device knows what will be chosen of a group that is not over: it goes on with all groups, and is waited for
+        once.
+        """
+        size, num_candidates = self._size, self._settings.count_candidates(self._size)
+        groups = range(len(self._groups))
+        goes_on = not any(self._judge.is_over(row, group) for row in range(self._num_prompts) for group in groups)
+        ahead: list[Best] = []
+        scored = self._scorer.next_groups(self._rows, self._groups, self._places, current)
+        for number, scores in enumerate(scored):
+            group, places = self._groups[number], self._places[number]
+            own = take_rows(running, group, places)
+            found = find_best(scores, own, self._ends, size, num_candidates) if goes_on else None
+            if found is not None:
+                ahead.append(found)
+                current.index_copy_(0, places, found.tokens)
+                continue
+            yield read_best(scores, own, size, num_candidates)
+            if number + 1 < len(self._groups):
+                current.index_copy_(0, places, send(self._chosen, self._rows.device))
+        if ahead:
+            ahead[-1].packed.read()  # the last: all are there with it
+            yield from (found.read() for found in ahead)
 
     def _list_origins(self) -> tuple[tuple[int, ...], ...]:
         return tuple(self._origins[row] for group in self._groups for row in group)

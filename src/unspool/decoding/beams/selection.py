@@ -124,27 +124,53 @@ def select_by_operators(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best continuations of each prompt's beams on their way to the host, and the tokens of those that go on."""
+
+    packed: Fetched
+    tokens: torch.Tensor  # (rows,), on the device
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities, tokens, and beams that they continue, (prompts, candidates) each, on the host."""
+        tokens, beams, bits = self.packed.read().unbind(1)
+        return bits.contiguous().view(torch.float32), tokens.long(), beams.long()
+
+
+def find_best(
+    scores: torch.Tensor, running: torch.Tensor, ends: torch.Tensor, num_beams: int, num_candidates: int
+) -> Best | None:
+    """What `read_best` reads, and what goes on of it as beam scorers choose: the first that do not end. None without a
+    kernel for it."""
+    num_candidates = min(num_candidates, num_beams * scores.shape[-1])
+    if not _fits_kernels(scores, num_beams, num_candidates):
+        return None
+    from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
+
+    packed, _, tokens, _ = choose_beams(
+        scores,
+        running,
+        ends,
+        num_beams=num_beams,
+        num_candidates=num_candidates,
+        never=NEVER,
+        is_normalised=True,
+        by_order=True,
+    )
+    return Best(fetch(packed), tokens)
+
+
 def read_best(
     scores: torch.Tensor, running: torch.Tensor, num_beams: int, num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The best continuations of each prompt's beams, on the host: log-probabilities, tokens, and beams that they
     continue, (prompts, candidates) each. From log-probabilities (rows, vocab) and those of the beams (rows,)."""
+    nothing_ends = torch.empty(0, dtype=torch.int64, device=scores.device)
+    found = find_best(scores, running, nothing_ends, num_beams, num_candidates)
+    if found is not None:
+        return found.read()
     vocab = scores.shape[-1]
     num_candidates = min(num_candidates, num_beams * vocab)
-    if _fits_kernels(scores, num_beams, num_candidates):
-        from unspool.kernels.gpu.sampling.beams import choose_beams  # Triton is imported where a GPU is used
-
-        packed, *_ = choose_beams(
-            scores,
-            running,
-            torch.empty(0, dtype=torch.int64, device=scores.device),
-            num_beams=num_beams,
-            num_candidates=num_candidates,
-            never=NEVER,
-            is_normalised=True,
-        )
-        tokens, beams, bits = fetch(packed).read().unbind(1)
-        return bits.contiguous().view(torch.float32), tokens.long(), beams.long()
     flat = (scores + running[:, None]).view(-1, num_beams * vocab)
     best, index = flat.topk(num_candidates, dim=1, largest=True, sorted=True)
     fetched = [fetch(part) for part in (best, index % vocab, torch.div(index, vocab, rounding_mode="floor"))]

@@ -13,7 +13,7 @@ from unspool.errors import NoTokenLeftError
 
 
 @dataclass(slots=True)
-class Choice:
+class Chosen:
     """The tokens that a step chose, and the logits they were chosen from."""
 
     tokens: torch.Tensor  # (rows, new)
@@ -23,7 +23,7 @@ class Choice:
 class Strategy(Protocol):
     """Chooses the next tokens of every row."""
 
-    def step(self, rows: Rows) -> Choice:
+    def step(self, rows: Rows) -> Chosen:
         """One turn: choose tokens for every row."""
         ...
 

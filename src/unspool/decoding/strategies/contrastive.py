@@ -14,7 +14,7 @@ from unspool.decoding.readouts.base import Scores
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.strategies.base import Choice
+from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.candidates import Candidates
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.contests import Won
@@ -36,14 +36,14 @@ class ContrastiveSearch:
         if not isinstance(top_k, int):
             self._nums = torch.tensor(list(top_k))[:, None]
 
-    def step(self, rows: Rows) -> Choice:
+    def step(self, rows: Rows) -> Chosen:
         """Choose every row's next token, and read it: what follows it is known at the next step."""
         self._candidates.remember()
         result = self._scorer.next_logits(rows)
         tokens, weights = self._find_candidates(result)  # (rows, k) each
         chosen = self._candidates.take(tokens, weights, self._alpha)  # (rows,)
         taken = tokens.gather(1, chosen[:, None])
-        return Choice(torch.where(weights[:, :1] > -torch.inf, taken, NO_TOKEN), result.logits)
+        return Chosen(torch.where(weights[:, :1] > -torch.inf, taken, NO_TOKEN), result.logits)
 
     def _find_candidates(self, result: Scores) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens of every row, and their probabilities; -inf where one may not be taken."""

@@ -11,7 +11,7 @@ import torch
 from unspool.decoding.finish import Finish
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.strategies.base import Choice
+from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.candidates import Candidates
 from unspool.errors import NoTokenLeftError
 from unspool.plan import Plan
@@ -47,10 +47,10 @@ class TokenStrategy(ABC):
     def choose(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
         """The next token of every row, (rows,), from the processed scores (rows, vocab)."""
 
-    def step(self, rows: Rows) -> Choice:
+    def step(self, rows: Rows) -> Chosen:
         """One turn: read, process, choose."""
         result = self.scorer.next_logits(rows)
-        return Choice(self.choose(rows, result.scores)[:, None], result.logits)
+        return Chosen(self.choose(rows, result.scores)[:, None], result.logits)
 
     def forget(self, num_steps: int) -> None:
         """Undo the last steps, which no turn asks of it."""

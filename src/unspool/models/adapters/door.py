@@ -16,7 +16,7 @@ from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import describe, find_text_config
 from unspool.models.adapters.pair import AdaptedPair
 from unspool.models.adapters.settings import convert_settings, is_theirs
-from unspool.models.adapters.twin import find_twin
+from unspool.models.adapters.twin import find_state_twin, find_twin
 from unspool.models.native import NativeModel
 
 Adapted = AdaptedDecoder | AdaptedPair
@@ -124,8 +124,13 @@ def open_call(
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
-    why = _explain_columns(model, given, settings)
     native = model.__dict__.get(NATIVE, True) if native is None else native
+    why = _explain_call(model, given, settings)
+    if why is None and native and _hides_states(given, settings):
+        twin = find_state_twin(model)
+        if twin is not None:
+            return twin
+    why = why or _explain_adapter(model, given)
     if why is None:
         reason = _explain_cache(given, settings) if native else ""
         twin, reason = (None, reason) if reason or not native else find_twin(model)
@@ -142,8 +147,8 @@ def open_call(
     return core
 
 
-def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:
-    """Why a call runs over transformers' own cache; None if it need not."""
+def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:
+    """Why a call runs over transformers' own cache, whatever the model is; None if it need not."""
     kind = type(model).__name__
     past = given.get("past_key_values")
     if past is not None and not isinstance(past, Cache | tuple | list):
@@ -167,6 +172,19 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
         return f"the hidden states of {kind} have several streams"
     if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
         return "a static cache of transformers is returned"
+    return None
+
+
+def _hides_states(given: Mapping[str, Any], settings: GenerationConfig) -> bool:
+    """Whether nobody sees the states that a native model keeps, which have another form, and rows are whole."""
+    is_seen = settings.return_dict_in_generate or settings.cache_implementation is not None
+    is_begun = given.get("past_key_values") is not None or given.get("inputs_embeds") is not None
+    return not (is_seen or is_begun or _has_zeros(given.get("attention_mask")))
+
+
+def _explain_adapter(model: Any, given: Mapping[str, Any]) -> str | None:
+    """Why a model runs over transformers' own cache; None if the adapter can give it ours."""
+    kind = type(model).__name__
     try:
         core = adapt(model)
         if given.get("input_features") is not None and core.info.features is None:

@@ -13,6 +13,7 @@ from unspool.config import (
     WatermarkingConfig,
 )
 from unspool.config.speech import SPEECH_FIELDS
+from unspool.registry import is_from
 
 _OURS: dict[str, Any] = {
     "CompileConfig": CompileConfig,
@@ -24,8 +25,7 @@ _OURS: dict[str, Any] = {
 def is_theirs(value: Any, name: str | None = None) -> bool:
     """Whether a value is an object of transformers', or derived from its class `name`; imports nothing."""
     return any(
-        kind.__module__.split(".")[0] == "transformers" and (name is None or kind.__name__ == name)
-        for kind in type(value).__mro__
+        is_from(kind, "transformers") and (name is None or kind.__name__ == name) for kind in type(value).__mro__
     )
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,6 +24,7 @@ import torch
 from unspool.cache import Cache
 from unspool.cache.places import Places
 from unspool.kernels.key_layout import KeyLayout
+from unspool.kernels.packing import Scheme
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
 from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
@@ -110,7 +113,7 @@ class CapturedSteps:
             return f"{self._spec.family}'s early logits are scaled"
         if rows * num_new > BUCKETS[-1]:
             return f"{rows * num_new} tokens are more than the {BUCKETS[-1]} that steps are captured for"
-        places = cache.places()
+        places = cache.last_places()
         if places is None:
             return f"a {type(cache).__name__} is not read by address"
         if cache.first_fork is not None and (cache.first_fork or cache.num_forks == 1):
@@ -254,15 +257,47 @@ class CapturedSteps:
 def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
     """The graph that a pass needs."""
     epilogue = want.epilogue if want.epilogue is not None and want.epilogue.fits(num_new, num_forks) else None
+    return _find_shape(
+        BUCKETS[bisect_left(BUCKETS, rows)],
+        places.branches,
+        places.block_size,
+        places.rooms is not None,
+        num_new,
+        num_forks > 1,
+        want.exit_layer,
+        tuple(want.early),
+        want.last_states,
+        places.packed.schemes if places.packed is not None else None,
+        places.landing.away if places.landing is not None and num_new == 1 else (),
+        None if epilogue is None else epilogue.key,
+    )
+
+
+@lru_cache(maxsize=256)
+def _find_shape(
+    rows: int,
+    branches: int,
+    block_size: int,
+    is_ring: bool,
+    num_new: int,
+    is_forked: bool,
+    num_layers: int | None,
+    early: tuple[int, ...],
+    wants_states: bool,
+    packing: tuple[Scheme, Scheme] | None,
+    away: tuple[int, ...],
+    epilogue: Hashable | None,
+) -> PassShape:
+    """A shape, made once: its parts are many, and a step takes it each time."""
     return PassShape(
-        rows=next(size for size in BUCKETS if size >= rows),
-        layout=KeyLayout(places.branches, places.block_size, is_ring=places.rooms is not None),
+        rows=rows,
+        layout=KeyLayout(branches, block_size, is_ring=is_ring),
         num_new=num_new,
-        is_forked=num_forks > 1,
-        num_layers=want.exit_layer,
-        early=tuple(want.early),
-        wants_states=want.last_states,
-        packing=places.packed.schemes if places.packed is not None else None,
-        away=places.landing.away if places.landing is not None and num_new == 1 else (),
-        epilogue=None if epilogue is None else epilogue.key,
+        is_forked=is_forked,
+        num_layers=num_layers,
+        early=early,
+        wants_states=wants_states,
+        packing=packing,
+        away=away,
+        epilogue=epilogue,
     )

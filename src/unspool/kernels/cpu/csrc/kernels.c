@@ -285,7 +285,7 @@ static void run_steps(const void *argument, int32_t thread, us_team *team) {
     const us_steps_task *task = argument;
     const us_job *job = task->job;
     us_steps *steps = task->steps;
-    for (int32_t step = 1;; step++) {
+    for (int32_t step = steps->num_done + 1;; step++) {
         run_pass(task->model, job, thread, team);
         us_meet(team); /* the tokens are chosen */
         const int is_last = step == steps->num_steps || ends_here(steps, job->likeliest, job->num_tokens);
@@ -300,7 +300,9 @@ static void run_steps(const void *argument, int32_t thread, us_team *team) {
                 steps->own_places[row]++;
             }
         if (is_last) return;
+        if (!thread) *task->pauses = us_is_late(team);
         us_meet(team); /* they stand where the next step reads them */
+        if (*task->pauses) return;
     }
 }
 

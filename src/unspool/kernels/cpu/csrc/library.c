@@ -191,8 +191,13 @@ void us_run(const us_model *model, const us_job *job, int32_t threads) {
 }
 
 void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int32_t threads) {
-    us_gather(threads);
-    us_do(kernels()->steps, &(us_steps_task){model, job, steps});
+    int32_t pauses;
+    steps->num_done = 0;
+    do {
+        pauses = 0;
+        us_gather(threads);
+        us_do(kernels()->steps, &(us_steps_task){model, job, steps, &pauses});
+    } while (pauses);
 }
 
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads) {

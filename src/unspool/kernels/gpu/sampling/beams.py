@@ -122,9 +122,10 @@ def _rank_rows(
 def _choose(
     VALUES, TOTALS, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING,
     BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    DRAWS: tl.constexpr, PDL: tl.constexpr,
+    DRAWS: tl.constexpr, BY_ORDER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A prompt's best candidates, and the beams that go on: the best that do not end, then those that do."""
+    """A prompt's best candidates, and the beams that go on: the best that do not end, then those that do. With
+    `BY_ORDER` whatever does not end comes first, if it is forbidden too."""
     prompt = tl.program_id(0).to(tl.int64)
     at, order = tl.arange(0, PLACES), tl.arange(0, CP)
     let_next_start(PDL)
@@ -155,6 +156,8 @@ def _choose(
     lowered = best.to(tl.float64)  # as the host counts: in float32 what is added to `never` would be lost
     lowered = tl.where(is_end > 0, lowered + never, lowered)
     key = tl.where(lowered == lowered, lowered, float("-inf"))
+    if BY_ORDER:
+        key = tl.where(is_end > 0, 0.0, 1.0).to(tl.float64)
     is_tie = key[None, :] == key[:, None]
     is_before = (key[None, :] > key[:, None]) | (is_tie & (order[None, :] < order[:, None]))
     rank = tl.sum(is_before.to(tl.int32), 1)
@@ -175,9 +178,11 @@ def choose_beams(
     never: float,
     is_normalised: bool,
     drawing: tuple[torch.Tensor, torch.Tensor] | None = None,  # (prompts,) int64 each: seeds, positions
+    by_order: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`. With `drawing`
-    candidates are drawn from log-probabilities instead of taken by them.
+    candidates are drawn from log-probabilities instead of taken by them. With `by_order` no candidate that ends goes on
+    before one that does not, however low.
 
     Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
     and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
@@ -259,6 +264,7 @@ def choose_beams(
         C=num_candidates,
         CP=max(2, triton.next_power_of_2(num_candidates)),
         DRAWS=draws,
+        BY_ORDER=by_order,
         **options,
     )
     return packed, moves[0], moves[1], after

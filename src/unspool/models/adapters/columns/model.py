@@ -133,6 +133,7 @@ class ColumnModel(AdaptedModel):
             )
         room = max(call.prompt.width, 1) if capacity is None else capacity
         room = call.prompt.width + max(room - max(call.rows.lengths), 1) - 1
+        room = max(room, call.config.max_cache_len or 0, (config or {}).get("max_cache_len") or 0)
         options = {key: value for key, value in (config or {}).items() if key != "max_cache_len"}
 
         def begin(inputs: dict[str, Any], num_rows: int) -> dict[str, Any]:

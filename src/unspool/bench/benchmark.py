@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from unspool.bench.work import WORKS
 from unspool.errors import SettingError
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.loading.source import open_source
 
+WORKS: Final = ("decode", "prefill", "beam", "batch")
 QUANTIZE: Final = ("auto", "none", "int8", "int4", "fp8")
 BOUNDS: Final = {
     "new": (2, 4096),
@@ -24,7 +24,7 @@ BOUNDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Benchmark:
     """One benchmark: the model, and the sizes of what is measured."""
 
     model: str
@@ -51,8 +51,8 @@ class Task:
         return max(8, self.batch if "batch" in self.only else 1)
 
 
-def make_task(model: str, *, offline: bool | None = None, **asked: Any) -> Task:
-    """The task; raises an error that names an invalid parameter."""
+def make_benchmark(model: str, *, offline: bool | None = None, **asked: Any) -> Benchmark:
+    """A benchmark of a model; raises an error that names an invalid parameter."""
     given = {name: value for name, value in asked.items() if value is not None}
     for name, (least, most) in BOUNDS.items():
         value = given.get(name, least)
@@ -62,7 +62,7 @@ def make_task(model: str, *, offline: bool | None = None, **asked: Any) -> Task:
     _check_names("quantize", given.get("quantize", ("auto",)), QUANTIZE)
     source = open_source(model, offline=offline)
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return Task(model, source.location, source.kind, **given)
+    return Benchmark(model, source.location, source.kind, **given)
 
 
 def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import unspool
-from unspool.bench import list_works, make_task
+from unspool.bench import list_works, make_benchmark
 from unspool.bench.floor import count_step_bytes, find_floors, measure_bandwidth
 from unspool.errors import ModelNotFoundError, SettingError
 
@@ -34,16 +34,16 @@ MODELS = Path(__file__).parents[1] / "conformance" / "goldens" / "models"
 )
 def test_absurd_numbers_and_names_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        make_task(str(MODELS / "llama"), **asked)
+        make_benchmark(str(MODELS / "llama"), **asked)
 
 
 def test_a_model_is_found_before_anything_else() -> None:
     with pytest.raises(ModelNotFoundError):
-        make_task("no/such/folder")
-    task = make_task(str(MODELS / "llama"), new=None, only=["beam", "decode"])
-    assert task.kind == "folder" and task.location == MODELS / "llama" and task.new == 64
-    assert [work.label for work in list_works(task)] == ["decode ×1", "decode ×8", "beam 4"]
-    assert (task.longest, task.most_rows) == (513, 8)
+        make_benchmark("no/such/folder")
+    benchmark = make_benchmark(str(MODELS / "llama"), new=None, only=["beam", "decode"])
+    assert benchmark.kind == "folder" and benchmark.location == MODELS / "llama" and benchmark.new == 64
+    assert [work.label for work in list_works(benchmark)] == ["decode ×1", "decode ×8", "beam 4"]
+    assert (benchmark.longest, benchmark.most_rows) == (513, 8)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
@@ -63,9 +63,9 @@ def test_a_step_reads_every_matrix_and_the_keys_in_view(name: str) -> None:
 
 
 def test_floors_are_bytes_over_bandwidth() -> None:
-    task = make_task(str(MODELS / "llama"), prompt=10, new=20, only=["decode", "prefill"])
+    benchmark = make_benchmark(str(MODELS / "llama"), prompt=10, new=20, only=["decode", "prefill"])
     model = unspool.load(MODELS / "llama", device="cpu").model
-    assert find_floors(model, list_works(task), 2e6) == {
+    assert find_floors(model, list_works(benchmark), 2e6) == {
         f"decode ×{rows}": count_step_bytes(model, rows, 20) / 2e3 for rows in (1, 8)
     }
 
