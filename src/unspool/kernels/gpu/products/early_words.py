@@ -62,18 +62,17 @@ def _unpack_place(words, scale, other, PLACE: gl.constexpr, BITS: gl.constexpr, 
                   IS_HALF: gl.constexpr):  # fmt: skip
     """Two numbers of every word, half a word apart, as halves of a word."""
     if IS_FLOAT:
-        if PLACE == 0:
-            CODE: gl.constexpr = HALF_FLOATS_LOW if IS_HALF else FLOATS_LOW
-        else:
-            CODE: gl.constexpr = HALF_FLOATS_HIGH if IS_HALF else FLOATS_HIGH
-        found = gl.inline_asm_elementwise(CODE, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1)
-    else:
-        if BITS == 4:
-            CODE: gl.constexpr = HALF_NIBBLES if IS_HALF else NIBBLES
-        else:
-            CODE: gl.constexpr = HALF_BYTES if IS_HALF else BYTES
+        LOW: gl.constexpr = HALF_FLOATS_LOW if IS_HALF else FLOATS_LOW
+        HIGH: gl.constexpr = HALF_FLOATS_HIGH if IS_HALF else FLOATS_HIGH
         found = gl.inline_asm_elementwise(
-            CODE, "=r,r,r,r", [words >> (BITS * PLACE), scale, other], dtype=gl.int32, is_pure=True, pack=1
+            LOW if PLACE == 0 else HIGH, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1
+        )
+    else:
+        SHORT: gl.constexpr = HALF_NIBBLES if IS_HALF else NIBBLES
+        LONG: gl.constexpr = HALF_BYTES if IS_HALF else BYTES
+        moved = words >> (BITS * PLACE)
+        found = gl.inline_asm_elementwise(
+            SHORT if BITS == 4 else LONG, "=r,r,r,r", [moved, scale, other], dtype=gl.int32, is_pure=True, pack=1
         )
     return found
 
