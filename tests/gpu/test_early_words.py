@@ -68,3 +68,22 @@ def test_products_of_several_rows(
         else:
             multiply_early_words(weight, arranged, out, tile, 1, **settings, adds=manner == "adds")
         assert (out.double() - expected).norm() < 6e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("rows", [24, 64])
+def test_a_gate_that_keeps_the_whole_gpu_busy(kind: str, rows: int) -> None:
+    """As in a step: registers that the tensor cores still read must not be overwritten, however long they take."""
+    from unspool.kernels.gpu.products.activations import CODES
+    from unspool.kernels.gpu.products.product import find_rows_tiling, multiply
+
+    weight = make_words(torch.randn(2 * 14336, 4096, device=DEVICE) * 0.02, kind)
+    x = torch.randn(rows, 4096, device=DEVICE).bfloat16()
+    tiling = find_rows_tiling(weight, x, is_gated=True)
+    assert tiling is not None and tiling.is_early
+    gate, value = F.linear(x.double(), weight.dequantise(torch.float32).double()).chunk(2, 1)
+    expected = F.silu(gate) * value
+    for _ in range(10):
+        out = torch.full((rows, 14336), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        multiply(weight, x, out, activation=CODES["silu"], is_gated=True)
+        assert (out.double() - expected).norm() < 6e-3 * expected.norm()

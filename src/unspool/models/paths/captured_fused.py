@@ -20,6 +20,7 @@ from unspool.kernels.gpu.products.product import (
     takes_addends,
 )
 from unspool.kernels.gpu.products.result import Addend
+from unspool.kernels.gpu.products.rows_tilings import MOST_SPLITS
 from unspool.kernels.gpu.products.words_product import unpack_words
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import DecoderWeights, Layer
@@ -28,9 +29,10 @@ from unspool.models.paths.captured_body import Body, StepInputs, find_positions
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding, WordLinear
 
-# Rows whose queries, keys and values are left in parts, of words and of plain numbers: where a step is faster then.
-PARTED_WORDS: Final = range(2, 17)
-PARTED_NUMBERS: Final = range(17, 65)
+# Rows whose queries, keys and values are left in parts, where that was measured to be faster, and in how many.
+PARTED_WORDS: Final = range(2, 65)
+PARTED_NUMBERS: Final = (*range(3, 9), *range(17, 65))
+MOST_PARTS_OF_NUMBERS: Final = 2
 
 
 def can_fuse(spec: DecoderSpec) -> bool:
@@ -206,16 +208,17 @@ class FusedBody(Body):
     def _multiply_qkv(self, layer: Layer) -> torch.Tensor:
         """Queries, keys and values; for a few rows in parts, which the attention adds up."""
         linear, norm = layer.qkv, layer.attn_norm
+        is_packed = isinstance(linear, WordLinear)
+        most = MOST_SPLITS if is_packed else MOST_PARTS_OF_NUMBERS
         is_parted = (
             self._attend_rows.takes_parts
-            and self._shape.num_tokens in (PARTED_WORDS if isinstance(linear, WordLinear) else PARTED_NUMBERS)
+            and self._shape.num_tokens in (PARTED_WORDS if is_packed else PARTED_NUMBERS)
             and linear.bias is None
-            and norm is not None
             and not self._spec.norms_heads_apart
-            and find_parts_tiling(linear.operand, self._x) is not None
+            and find_parts_tiling(linear.operand, self._x, most) is not None
         )
         if is_parted and norm is not None:
-            parts = multiply_parts(linear.operand, self._norm_state(linear, norm), is_arranged=True)
+            parts = multiply_parts(linear.operand, self._norm_state(linear, norm), is_arranged=True, most=most)
             assert parts is not None
             return parts
         self._multiply_state(linear, norm, self._qkv)

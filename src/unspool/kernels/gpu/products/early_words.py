@@ -2,8 +2,8 @@
 
 The reference is `Words.dequantise` and `F.linear`. As `early_product`, in Gluon; words are unpacked in registers on the
 way to the tensor cores, as in `rows_product`: a thread has a block's words of its rows, and gives what it unpacks to
-the tensor cores without exchanging anything, for the rows of the input have been arranged. While they multiply one tile
-the next one is unpacked.
+the tensor cores without exchanging anything, for the rows of the input have been arranged. They read a thread's
+registers while they multiply: nothing is unpacked before they have done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -34,8 +33,6 @@ from unspool.kernels.gpu.products.unpacking import (
     NIBBLES,
 )
 from unspool.kernels.gpu.products.words import Words
-
-OVERLAPS = True
 
 
 @gluon.jit
@@ -123,7 +120,7 @@ def _multiply_early_words(
     W, FACTORS, X, BIAS, OUT, R, N, K, per_split,
     BITS: gl.constexpr, IS_FLOAT: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
     ACT: gl.constexpr, IS_GATED: gl.constexpr, ADDS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_PART: gl.constexpr,
-    ORDER: gl.constexpr, OVERLAPS: gl.constexpr, PDL: gl.constexpr,
+    ORDER: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Outputs (rows, N), or a part's share of them: (parts, rows, N)."""
     dtype: gl.constexpr = X.dtype.element_ty
@@ -185,8 +182,6 @@ def _multiply_early_words(
         async_copy.commit_group()
     total = gl.zeros([BN, BM], gl.float32, SUMS)
     other = gl.zeros([BN, BM], gl.float32, SUMS)
-    if OVERLAPS:
-        total, other = warpgroup_mma_init(total), warpgroup_mma_init(other)
     gl.assume(steps > 0)
     for step in range(steps):
         async_copy.wait_group(AHEAD - 1)
@@ -208,19 +203,12 @@ def _multiply_early_words(
         numbers = _load_numbers(w_tiles, f_tiles, at, BITS, IS_FLOAT, IS_HALF, FLAT, WORDS, INPUT)
         if IS_GATED:
             values = _load_numbers(w_tiles, f_tiles, STAGES + at, BITS, IS_FLOAT, IS_HALF, FLAT, WORDS, INPUT)
-            if OVERLAPS:
-                total, other = warpgroup_mma_wait(0, deps=(total, other))
             total = warpgroup_mma(numbers, x, total, is_async=True)
             other = warpgroup_mma(values, x, other, is_async=True)
-            if not OVERLAPS:
-                total, other = warpgroup_mma_wait(0, deps=(total, other))
+            total, other = warpgroup_mma_wait(0, deps=(total, other))
         else:
-            if OVERLAPS:
-                total = warpgroup_mma_wait(0, deps=(total,))
             total = warpgroup_mma(numbers, x, total, is_async=True)
-            if not OVERLAPS:
-                total = warpgroup_mma_wait(0, deps=(total,))
-    total, other = warpgroup_mma_wait(0, deps=(total, other))
+            total = warpgroup_mma_wait(0, deps=(total,))
     output = gl.program_id(0) * BN + gl.arange(0, BN, gl.SliceLayout(1, SUMS))
     row = gl.program_id(2) * BM + gl.arange(0, BM, gl.SliceLayout(0, SUMS))
     is_output = output < N
@@ -295,7 +283,6 @@ def multiply_early_words(
         HAS_BIAS=bias is not None,
         IS_PART=out.dim() == 3,
         ORDER=order,
-        OVERLAPS=OVERLAPS,
         num_warps=warps,
         **launch_options(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.row_product import multiply_row
 from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
-from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
+from unspool.kernels.gpu.products.rows_tilings import MOST_SPLITS, choose_rows_tiling
 from unspool.kernels.gpu.products.scaled_product import can_scale, multiply_scaled
 from unspool.kernels.gpu.products.tilings import (
     choose_float_tiling,
@@ -228,18 +229,22 @@ def find_rows_tiling(
     return choose_rows_tiling(outputs, inputs, x.shape[0], kind, is_gated=is_gated, is_split=is_split)
 
 
-def find_parts_tiling(weight: torch.Tensor | Words, x: torch.Tensor) -> RowsTiling | None:
-    """The tiling of a product of several rows whose columns are split; None if they are not."""
+def find_parts_tiling(weight: torch.Tensor | Words, x: torch.Tensor, most: int = MOST_SPLITS) -> RowsTiling | None:
+    """The tiling of a product of several rows whose columns are split, into `most` parts; None if they are not."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     if rows == 1 or (not isinstance(weight, Words) and choose_tiling(outputs, inputs, rows, weight.dtype) is not None):
         return None
     tiling = find_rows_tiling(weight, x, is_split=True)
-    return tiling if tiling is not None and tiling.splits > 1 else None
+    if tiling is None or tiling.splits == 1:
+        return None
+    return replace(tiling, splits=min(tiling.splits, most))
 
 
-def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor, *, is_arranged: bool = False) -> torch.Tensor | None:
+def multiply_parts(
+    weight: torch.Tensor | Words, x: torch.Tensor, *, is_arranged: bool = False, most: int = MOST_SPLITS
+) -> torch.Tensor | None:
     """The parts of a product of several rows, which `add_parts` adds up; None if its columns are not split."""
-    tiling = find_parts_tiling(weight, x)
+    tiling = find_parts_tiling(weight, x, most)
     if tiling is None:
         return None
     wanted = 0 if is_arranged else find_order(weight, x)

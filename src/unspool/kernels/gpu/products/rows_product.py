@@ -37,7 +37,7 @@ class RowsTiling:
     warps: int
     stages: int
     ahead: int = 4  # cache lines of every row of the matrix that are prefetched before the input is there
-    is_early: bool = False  # plain numbers on Hopper: whole tiles are copied before the input is there
+    is_early: bool = False  # on Hopper: whole tiles are copied before the input is there
 
 
 @triton.jit
