@@ -14,6 +14,7 @@ step's processors beside transformers'.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -124,12 +125,16 @@ def measure_steps(device: str, shape: str, rows: int, repeats: int) -> dict[str,
     else:
         model = unspool.load("smollm2-135m", device=device).model
     prompt = torch.randint(0, 1000, (rows, 32), generator=torch.Generator().manual_seed(0)).to(device)
-    settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "seed": 1, "eos_token_id": None}
+    settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "eos_token_id": None}
     schemes = {**SCHEMES, **MORE_SCHEMES}
+    seeds = itertools.count(1)  # every call writes another text: lists that the one before has left would cost nothing
 
     def call(name: str, length: int) -> float:
         begin = time.perf_counter()
-        unspool.generate(model, input_ids=prompt, max_new_tokens=length, watermarking_config=schemes[name], **settings)
+        mark, seed = schemes[name], next(seeds)
+        unspool.generate(
+            model, input_ids=prompt, max_new_tokens=length, watermarking_config=mark, seed=seed, **settings
+        )
         if device == "cuda":
             torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - begin)
