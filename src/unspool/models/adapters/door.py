@@ -13,9 +13,9 @@ from unspool.config import GenerationConfig
 from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
 from unspool.models.adapters.decoder import AdaptedDecoder
-from unspool.models.adapters.description import describe, find_text_config
+from unspool.models.adapters.description import describe, find_text_config, has_leading_streams
 from unspool.models.adapters.pair import AdaptedPair
-from unspool.models.adapters.settings import convert_settings, is_theirs
+from unspool.models.adapters.settings import convert_settings, is_theirs, name_static_kind
 from unspool.models.adapters.twin import find_state_twin, find_twin
 from unspool.models.native import NativeModel
 
@@ -23,7 +23,7 @@ Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
 NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached: whether it runs natively
 _FREE = ("logits_to_keep", "labels")  # inputs that change nothing about the answer
-_STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
+_STATIC = ("static", "offloaded_static", "hybrid")
 
 
 def is_transformers_model(model: Any) -> bool:
@@ -122,6 +122,7 @@ def open_call(
             "own generate()"
         )
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    name_static_kind(settings, is_pair=is_pair)
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
     native = model.__dict__.get(NATIVE, True) if native is None else native
@@ -170,7 +171,7 @@ def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConf
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     if is_pair and (settings.output_hidden_states or settings.output_attentions):
         return "an encoder's states are returned in the columns that it was given"
-    if settings.output_hidden_states and hasattr(find_text_config(model), "altup_num_inputs"):
+    if settings.output_hidden_states and has_leading_streams(find_text_config(model)):
         return f"the hidden states of {kind} have several streams"
     if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
         return "a static cache of transformers is returned"

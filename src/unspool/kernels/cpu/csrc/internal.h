@@ -18,6 +18,7 @@ typedef struct {
     us_task steps;   /* argument: us_steps_task */
     us_task product; /* argument: us_product_task */
     us_task first;      /* argument: us_first_task */
+    us_task listed;     /* argument: us_listed_task */
     us_task tournament; /* argument: us_tournament_task */
     us_task contexts;   /* argument: us_context_task */
     us_task draws;      /* argument: us_draw_task */
@@ -58,6 +59,16 @@ typedef struct {
 
 typedef struct {
     const float *scores; /* (rows, vocab) */
+    float *out;          /* (rows, vocab); may be the scores themselves */
+    int64_t rows;
+    int32_t vocab;
+    const uint32_t *bits; /* rows, `words` apart: token v has bit v % 32 of word v / 32 */
+    int64_t words;
+    float bias;
+} us_listed_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
     float *out;          /* (rows, vocab) */
     int64_t rows;
     int32_t vocab, depth;
@@ -74,6 +85,7 @@ typedef struct {
 
 #define US_PATTERNS 1024 /* of ten rounds' bits */
 #define US_PARTS 4       /* of a row's tokens */
+#define US_LINE 64       /* bytes of a cache line */
 
 /* What is found in a part of a row. Some of it lies twice: one is read while the next is made. */
 typedef struct {
@@ -83,7 +95,7 @@ typedef struct {
 
 typedef struct {
     us_tally tallies[US_PARTS];
-    float numbers[]; /* two for each class of tokens */
+    float numbers[]; /* two for each class of tokens, and three cache lines */
 } us_play_room;
 
 typedef struct {
@@ -139,7 +151,7 @@ typedef struct {
 
 typedef struct {
     const float *scores; /* (rows, vocab) */
-    float *out;          /* (rows, vocab) */
+    float *out;          /* (rows, vocab); may be the scores themselves */
     int64_t rows;
     int32_t vocab, num_first, num_candidates;
     const int64_t *ids; /* rows, `stride` apart, of the `width` tokens before */
@@ -151,7 +163,12 @@ typedef struct {
     const uint32_t *divisors; /* (3, num_first): of vocab - i, the inverse, the powers of two, and (2^32 - 1) over it */
     float bias;
     int32_t *tokens;     /* (rows, num_candidates) */
+    uint32_t *seeds;     /* likewise */
+    int64_t *open;       /* of these, the ones to be followed */
+    void *num_open;      /* an atomic_int */
     us_candidate *rooms; /* (threads, 2, vocab) */
+    uint64_t *known;     /* num_known: a seed, a token, whether it is on the list */
+    uint32_t num_known;  /* a power of two, or 0 */
 } us_own_task;
 
 /* The highest logit that a thread found, and its token; -1: none. */
