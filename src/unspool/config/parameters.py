@@ -65,7 +65,10 @@ _TABLE: tuple[Parameter, ...] = (
         "choice",
         "cache",
         "Kind of cache; docs/caches.md says what each keeps.",
-        choices=("hybrid_chunked", "offloaded_hybrid_chunked"),  # the reference's, not here: refused by their names
+        choices=(
+            "hybrid_chunked",
+            "offloaded_hybrid_chunked",
+        ),  # for objects of the reference; native models refuse them
         named_by="unspool.cache.kinds:KINDS",
         needs=_CACHE,
     ),

@@ -15,7 +15,7 @@ from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import describe, find_text_config, has_leading_streams
 from unspool.models.adapters.pair import AdaptedPair
-from unspool.models.adapters.settings import convert_settings, is_theirs
+from unspool.models.adapters.settings import convert_settings, is_theirs, name_static_kind
 from unspool.models.adapters.twin import find_state_twin, find_twin
 from unspool.models.native import NativeModel
 
@@ -23,7 +23,7 @@ Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
 NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached: whether it runs natively
 _FREE = ("logits_to_keep", "labels")  # inputs that change nothing about the answer
-_STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
+_STATIC = ("static", "offloaded_static", "hybrid")
 
 
 def is_transformers_model(model: Any) -> bool:
@@ -122,15 +122,18 @@ def open_call(
             "own generate()"
         )
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    name_static_kind(settings, is_pair=is_pair)
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
     native = model.__dict__.get(NATIVE, True) if native is None else native
-    why = _explain_call(model, given, settings)
+    why, unlike = _explain_call(model, given, settings), ""
     if why is None and native and _hides_states(given, settings):
-        twin = find_state_twin(model)
+        twin, unlike = find_state_twin(model)
         if twin is not None:
             return twin
     why = why or _explain_adapter(model, given)
+    if why is not None and unlike:
+        why = f"{why}; {unlike}"
     if why is None:
         reason = _explain_cache(given, settings) if native else ""
         twin, reason = (None, reason) if reason or not native else find_twin(model)

@@ -30,8 +30,8 @@ _KINDS = {  # ours to what transformers' GenerationConfig calls it
     "mamba": None,
     "static": "static",
     "hybrid": "static",
-    "sliding_window": "static",
     "offloaded": "offloaded",
+    "offloaded_hybrid": "offloaded_static",
     "offloaded_static": "offloaded_static",
     "quantized": "quantized",
 }
