@@ -34,15 +34,46 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no clusters")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "pairs"), [(4, 2, 16, 8), (8, 8, 64, 0), (8, 2, 64, 32)], ids=str
+    ("heads", "kv_heads", "width", "pairs"),
+    [(4, 2, 16, 8), (8, 8, 64, 0), (8, 2, 64, 32), (6, 2, 80, 16), (4, 2, 128, 64), (4, 1, 256, 128)],
+    ids=str,
 )
-@pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm"])
-@pytest.mark.parametrize("cluster", [4, 8])
+@pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm", "slopes"])
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        (64, 64, 256, 4, 2, None, 4),
+        (64, 64, 256, 4, 2, None, 8),
+        (32, 32, 256, 4, 1, None, 8, True),
+        (64, 64, 256, 8, 1, None, 8, True),
+    ],
+    ids=str,
+)
 def test_attention_of_clusters(
-    dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str, cluster: int
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str, tiling: tuple[Any, ...]
 ) -> None:
     """The same with parts that are combined in shared memory, in another way, and in none."""
-    check_attention(dtype, heads, kv_heads, width, pairs, manner, (64, 64, 256, 4, 2, None, cluster))
+    check_attention(dtype, heads, kv_heads, width, pairs, manner, tiling)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "pairs"), [(4, 2, 16, 8), (32, 8, 64, 32), (32, 8, 128, 64), (6, 2, 80, 16)], ids=str
+)
+@pytest.mark.parametrize("manner", ["plain", "softcap and norm"])
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_attention_of_a_product_in_parts(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str, num_parts: int
+) -> None:
+    """What the product would have added up by itself."""
+    check_attention(dtype, heads, kv_heads, width, pairs, manner, num_parts=num_parts)
+
+
+def part_product(product: torch.Tensor, num_parts: int) -> torch.Tensor:
+    """Float32 parts (parts, …) whose sum a product is."""
+    parts = torch.randn(num_parts, *product.shape, device=product.device)
+    parts[-1] = (product.double() - parts[:-1].double().sum(0)).float()
+    return parts
 
 
 def check_attention(
@@ -53,10 +84,12 @@ def check_attention(
     pairs: int,
     manner: str,
     tiling: tuple[Any, ...] | None = None,
+    num_parts: int = 1,
 ) -> None:
     """Attention over ragged rows equals the reference."""
     from unspool.kernels.gpu.attention.split_attention import HeadShape
-    from unspool.kernels.gpu.attention.step_attention import AttentionTiling, StepAttention
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
+    from unspool.kernels.gpu.attention.step_tilings import AttentionTiling
     from unspool.kernels.gpu.attention.turning import find_turns
 
     if not torch.cuda.is_available() and width > 80:
@@ -69,6 +102,8 @@ def check_attention(
     expected_buffer = buffers[1].clone()
     qkv = random(rows, (heads + 2 * kv_heads) * width, dtype=dtype)
     given = qkv.clone()
+    if num_parts > 1:
+        qkv = part_product(qkv, num_parts)
     norms = (random(width, dtype=dtype), random(width, dtype=dtype)) if has_norm else (None, None)
     slopes = alibi_slopes(heads).to(DEVICE) if manner == "slopes" else None
     shape = HeadShape(heads, kv_heads, width, scale, softcap, window if manner == "window" else None, eps)

@@ -6,15 +6,21 @@ addresses (`key_lookup`) are read on the device: a captured step serves any cach
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention.clusters import announce, combine_parts, count_room, make_room
+from unspool.kernels.gpu.attention.clusters import (
+    announce,
+    await_others,
+    count_room,
+    find_parts,
+    join_parts,
+    make_room,
+    push_part,
+)
 from unspool.kernels.gpu.attention.key_lookup import (
     find_home,
     find_keys,
@@ -25,7 +31,6 @@ from unspool.kernels.gpu.attention.key_lookup import (
     wrap,
 )
 from unspool.kernels.gpu.attention.split_attention import (
-    SMALLEST_DOT,
     HeadShape,
     Launch,
     SplitAttention,
@@ -34,41 +39,19 @@ from unspool.kernels.gpu.attention.split_attention import (
     read_values,
     score_keys,
 )
+from unspool.kernels.gpu.attention.step_tilings import (
+    AttentionTiling,
+    choose_tiling,
+    count_splits,
+    fit_memory,
+    pad_width,
+)
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, can_overlap, let_next_start, wait_for_input
 from unspool.kernels.key_layout import KeyLayout
 
-MOST_SPLITS: Final = 32
 ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
 CLUSTER_KEYS: Final = 128  # up to so many for each of its programs, a cluster has all keys
-NARROW: Final = 64  # numbers per head
-WIDEST: Final = 128  # numbers per head
-FEW_HEADS: Final = 16
-LARGEST_ROOM: Final = 8448  # bytes for a cluster's parts: together with tiles below what need not be asked for
-LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
-USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTiling:
-    """How keys are split: keys per tile, the fewest keys per program, and the number of programs."""
-
-    block: int
-    chunk: int
-    programs: int
-    warps: int
-    stages: int
-    registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
-    cluster: int = 1  # neighbouring programs that combine their parts in shared memory, if these have all keys
-
-
-# Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
-# kernel's out, which a measurement of attention alone doesn't show.
-ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
-ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B: some 5 % of a step
-ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
-ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96)  # of 80 numbers (Phi-2): 1 % of a step
-SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
-SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
+LARGEST_ROOM: Final = 8704  # bytes for a cluster's parts: together with tiles below what need not be asked for
 
 
 @triton.jit
@@ -76,6 +59,17 @@ def _load_biases(BIASES, head, is_head, back, is_key, DISTANCES: tl.constexpr):
     """The biases (heads, keys) of distances `back`, of a table (heads, DISTANCES); the last is for all beyond."""
     at = BIASES + head[:, None] * DISTANCES + tl.minimum(back, DISTANCES - 1)[None, :]
     return tl.load(at, mask=is_head[:, None] & is_key[None, :], other=0.0)
+
+
+@triton.jit
+def _load_made(at, is_there, apart, PARTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Numbers that a product made, as float32; of parts so far apart their sum, rounded as the product would."""
+    found = tl.load(at, mask=is_there, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            found += tl.load(at + part * apart, mask=is_there, other=0.0)
+        found = found.to(DTYPE).to(tl.float32)
+    return found
 
 
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
@@ -89,13 +83,16 @@ def _attend(
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
     IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, CLUSTER: tl.constexpr, CLUSTER_KEYS: tl.constexpr,
-    ROOM: tl.constexpr, PDL: tl.constexpr,
+    ROOM: tl.constexpr, MADE_PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if CLUSTER > 1:
         split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        num_rows = tl.num_programs(2)
         announce(True)
     else:
         row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        num_rows = tl.num_programs(0)
+    DTYPE: tl.constexpr = OUT.dtype.element_ty
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
@@ -114,10 +111,13 @@ def _attend(
         few = tl.maximum(tl.cdiv(tl.cdiv(num_keys, CLUSTER), BLOCK) * BLOCK, smallest_chunk)
         chunk = tl.where(num_keys <= CLUSTER * CLUSTER_KEYS, few, chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    parts_at, is_joined = 0, False
+    if CLUSTER > 1:
+        parts_at, is_joined = find_parts(ROOM), (length >= 0) & (used > 1) & (used <= CLUSTER)
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
     if BRANCHES == 0:  # a few keys can be prefetched while the queries are still computed
-        LINE: tl.constexpr = LINE_BYTES * 8 // QKV.dtype.element_ty.primitive_bitwidth  # numbers
+        LINE: tl.constexpr = LINE_BYTES * 8 // DTYPE.primitive_bitwidth  # numbers
         LINES: tl.constexpr = (DP + LINE - 1) // LINE
         number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
         asked_at = find_keys(
@@ -159,14 +159,16 @@ def _attend(
     if (length >= 0) & (split < used):
         # --- the queries, rotated to their position
         heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rq)[:, None] * D
-        q = tl.load(heads_at + given[None, :], mask=is_query, other=0.0).to(tl.float32)
         key_at = QKV + row.to(tl.int64) * WIDTH + (HEADS + head) * D
-        k_new = tl.load(key_at + given, mask=is_number, other=0.0).to(tl.float32)
-        v_new = tl.load(key_at + KV_HEADS * D + rd, mask=is_number, other=0.0)
+        part_size = num_rows.to(tl.int64) * WIDTH
+        q = _load_made(heads_at + given[None, :], is_query, part_size, MADE_PARTS, DTYPE)
+        k_new = _load_made(key_at + given, is_number, part_size, MADE_PARTS, DTYPE)
+        v_new = _load_made(key_at + KV_HEADS * D + rd, is_number, part_size, MADE_PARTS, DTYPE).to(DTYPE)
         q_pair, k_pair, cos, sin, q_cos, q_sin = q, k_new, k_new, k_new, q, q
         if PAIRS > 0:  # all loads before the first use of one: a norm's barriers would part them
-            q_pair = tl.load(heads_at + pair[None, :], mask=is_query & is_turned[None, :], other=0.0).to(tl.float32)
-            k_pair = tl.load(key_at + pair, mask=is_turned, other=0.0).to(tl.float32)
+            is_both = is_query & is_turned[None, :]
+            q_pair = _load_made(heads_at + pair[None, :], is_both, part_size, MADE_PARTS, DTYPE)
+            k_pair = _load_made(key_at + pair, is_turned, part_size, MADE_PARTS, DTYPE)
             turns = TURNS + row * 2 * PAIRS + rd // 2
             cos = tl.load(turns, mask=is_turned, other=1.0)
             sin = tl.load(turns + PAIRS, mask=is_turned, other=0.0)
@@ -189,10 +191,10 @@ def _attend(
         slopes = tl.full((GP,), 0.0, tl.float32)
         if HAS_SLOPES:
             slopes = tl.load(SLOPES + head * G + rg, mask=is_head, other=0.0)
-        q = q.to(QKV.dtype.element_ty)
+        q = q.to(DTYPE)
         # The tensor cores' tile has more queries: the same ones again.
         query = tl.reshape(tl.broadcast_to(q[None, :, :], (GP // GJ, GJ, DP)), (GP, DP))
-        k_new = k_new.to(QKV.dtype.element_ty)
+        k_new = k_new.to(DTYPE)
         # --- the keys held
         highest = tl.full((GP,), float("-inf"), tl.float32)
         total = tl.full((GP,), 0.0, tl.float32)
@@ -226,7 +228,7 @@ def _attend(
                 scores += _load_biases(SLOPES, head * G + rg, is_head, length - place, is_key, DISTANCES)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest, total, read = read_values(scores, v, highest, total, read, IS_EAGER or (HAS_WINDOW and PAGE > 0))
-        # --- the new key, which the last part sees and writes
+        # --- the new key, which the last part sees
         if split == used - 1:
             score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
             score = tl.reshape(tl.broadcast_to(score[None, :], (GP // GJ, GJ)), (GP,))
@@ -242,6 +244,20 @@ def _attend(
             total = total * fade + weight
             read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
             highest = higher
+        # --- combining the parts
+        if is_joined:
+            if CLUSTER > 1:
+                await_others()  # until all have begun
+                push_part(read, highest, total, parts_at, split, G, GP, DP, GJ, CLUSTER)
+                announce(False)
+        else:
+            put_together(
+                read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+                row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+                SINKS + head * G, HAS_SINKS,
+            )  # fmt: skip
+        # --- and writes: only now, because who announces its part waits for what it has written elsewhere
+        if split == used - 1:
             home = find_home(BASE, TABLE, own, layer, num_layers, UNIT, IS_AWAY)
             into, _ = find_new(
                 row, wrap(length, room, IS_RING), length >= 0, home, apart, num_shared, listed, POSITION, PAGE
@@ -249,24 +265,22 @@ def _attend(
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
-        # --- combining the parts
-        if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
-            if (used > 1) & (used <= CLUSTER):
-                combine_parts(
-                    read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, split, used,
-                    G, G, HEADS * D, D, GP, DP, GJ, CLUSTER, ROOM, SINKS + head * G, HAS_SINKS,
-                )  # fmt: skip
-                used = 0
-        if used > 0:
-            put_together(
-                read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
-                row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
-                SINKS + head * G, HAS_SINKS,
+    if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
+        if is_joined & (split < CLUSTER):
+            if split >= used:
+                await_others()
+                announce(False)
+            await_others()
+            join_parts(
+                OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, parts_at, split, used,
+                G, G, HEADS * D, D, DP, GJ, CLUSTER, SINKS + head * G, HAS_SINKS,
             )  # fmt: skip
 
 
 class StepAttention(SplitAttention):
     """The attention of captured steps: one new token per row."""
+
+    takes_parts = True
 
     def __init__(
         self,
@@ -279,13 +293,13 @@ class StepAttention(SplitAttention):
     ) -> None:
         """With `distances`, `slopes` is a table (heads, distances) of biases; the last one is for all greater ones."""
         self._distances = distances
-        self._tiling = tiling or _choose_tiling(rows, shape)
+        self._tiling = tiling or choose_tiling(rows, shape)
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
         super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
-    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
-        block, stages = fit_memory(self._tiling, self._width * qkv.element_size(), layout)
-        cluster = self._count_cluster(qkv, layout)
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
+        block, stages = fit_memory(self._tiling, self._width * base.element_size(), layout)
+        cluster = self._count_cluster(base, layout)
         constants: dict[str, Any] = {
             "DP": self._width,
             "BLOCK": block,
@@ -295,11 +309,12 @@ class StepAttention(SplitAttention):
             "PAGE": layout.block_size,
             "IS_RING": layout.is_ring,
             "IS_AWAY": layout.is_away,
-            "IS_EAGER": self._is_eager(layout),
+            "IS_EAGER": self._tiling.is_eager and not layout.branches and not layout.is_away,
             "DISTANCES": self._distances,
             "CLUSTER": cluster,
             "CLUSTER_KEYS": CLUSTER_KEYS,
             "ROOM": make_room(cluster, self._joined, self._width),
+            "MADE_PARTS": qkv.shape[0] if qkv.dim() == 3 else 1,
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
@@ -309,61 +324,9 @@ class StepAttention(SplitAttention):
             constants["maxnreg"] = self._tiling.registers
         return Launch(_attend, self._tiling.chunk, constants, cluster=cluster)
 
-    def _count_cluster(self, qkv: torch.Tensor, layout: KeyLayout) -> int:
+    def _count_cluster(self, base: torch.Tensor, layout: KeyLayout) -> int:
         """How many programs combine their parts in shared memory: as many as were measured and fit, or 1."""
-        if not can_overlap() or layout.is_away or self._distances or qkv.element_size() > 2:
+        if not can_overlap() or layout.is_away or self._distances or base.element_size() > 2:
             return 1
         cluster = min(self._tiling.cluster, self.splits)
         return cluster if count_room(cluster, self._joined, self._width) <= LARGEST_ROOM else 1
-
-    def _is_eager(self, layout: KeyLayout) -> bool:
-        """Whether the first keys are loaded before the queries are there.
-
-        Measured on an H200: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
-        """
-        shape = self._shape
-        is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST
-        return is_fit and self._rows == 1 and not layout.branches and not layout.is_away
-
-
-def count_splits(wanted: int) -> int:
-    """The number of programs that share a row's keys: a power of two."""
-    return min(MOST_SPLITS, 1 << (max(1, wanted).bit_length() - 1))
-
-
-def pad_width(shape: HeadShape) -> int:
-    """A head's width, padded to a power of two as a kernel's tile needs it."""
-    return int(max(SMALLEST_DOT, triton.next_power_of_2(shape.width)))
-
-
-def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
-    """The best tiling measured on an H200."""
-    if rows == 1:
-        if shape.kv_heads == shape.heads and NARROW < shape.width < WIDEST:
-            return ONE_ROW_OF_LONE_HEADS
-        is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
-        if shape.width <= NARROW:
-            return ONE_ROW_OF_NARROW_HEADS
-        return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
-    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
-
-
-def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:
-    """Keys per tile and the number of tiles in flight that fit into shared memory.
-
-    A tile is part of one block of a paged cache, whose index is loaded first: Triton then counts stages twice.
-    """
-    block, stages = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes)), tiling.stages
-    if layout.block_size:
-        block = min(block, layout.block_size)
-    stages = max(1, min(stages, _find_shared_bytes() // (2 * block * head_bytes)))
-    return block, 2 * stages - 1 if layout.block_size else stages
-
-
-@cache
-def _find_shared_bytes() -> int:
-    """Shared memory for keys and values in flight, with some left for the rest."""
-    if not torch.cuda.is_available():
-        return USUAL_SHARED_BYTES
-    properties = torch.cuda.get_device_properties()
-    return int(getattr(properties, "shared_memory_per_block_optin", USUAL_SHARED_BYTES) * 7 // 8)

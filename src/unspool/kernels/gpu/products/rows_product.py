@@ -5,8 +5,11 @@ outputs the columns are split among programs, each of which writes what its colu
 these, with the residual and the norm that the next product needs anyway.
 
 A word's numbers lie some columns apart, and the tensor cores take what a thread has in an order of their own. So the
-rows have been arranged (`arranging`) as `unpacking` gives the numbers. A round of the loop is one product of each
-matrix: Triton waits for all but the last of several, and unpacks nothing meanwhile.
+rows have been arranged (`arranging`) as `unpacking` gives the numbers.
+
+A round of the loop ends when its products have (`_settle`). Triton would let Hopper's tensor cores go on while the next
+round unpacks its numbers, into the very registers that they still read: with 64 rows and several programs to a
+processor, results were wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class RowsTiling:
     warps: int
     stages: int
     ahead: int = 4  # cache lines of every row of the matrix that are prefetched before the input is there
-    is_early: bool = False  # plain numbers on Hopper: whole tiles are copied before the input is there
+    is_early: bool = False  # on Hopper: whole tiles are copied before the input is there
 
 
 @triton.jit
@@ -47,6 +50,14 @@ def _load(at, is_there, IS_EVEN: tl.constexpr):
     else:
         found = tl.load(at, mask=is_there, other=0)
     return found
+
+
+@triton.jit
+def _settle(total, HAS_ASM: tl.constexpr):
+    """The same numbers; whoever reads them waits for the product that makes them."""
+    if HAS_ASM:
+        total = tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [total], dtype=tl.float32, is_pure=True, pack=1)
+    return total
 
 
 @triton.jit(do_not_specialize=["R", "per_split"])
@@ -121,6 +132,10 @@ def _multiply_rows(
             total = tl.dot(numbers.to(X.dtype.element_ty), x, total)
             if IS_GATED:
                 other = tl.dot(values.to(X.dtype.element_ty), x, other)
+        if IS_PACKED:
+            total = _settle(total, HAS_ASM)
+            if IS_GATED:
+                other = _settle(other, HAS_ASM)
     is_there = (rn < N)[:, None] & (rm < R)[None, :]
     place = rn
     if ORDER > 0 and not IS_WHOLE:
@@ -166,12 +181,20 @@ def multiply_rows(
     With splits `out` gets the parts of weight @ x, for `add_parts`. With an `order` of 4 or 8 bits `out` is arranged.
     """
     if tiling.is_early:
-        from unspool.kernels.gpu.products.early_product import multiply_early  # Gluon is not part of every Triton
-
-        assert not isinstance(weight, Words) and order == 0
-        tile = (tiling.rows, tiling.outputs, tiling.columns, tiling.warps, tiling.stages)
         around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
-        multiply_early(weight, x, out, tile, tiling.splits, **around)
+        if isinstance(weight, Words):
+            from unspool.kernels.gpu.products.early_words import (
+                multiply_early_words,
+            )  # Gluon is not part of every Triton
+
+            tile = (tiling.rows, tiling.warps, tiling.stages)
+            multiply_early_words(weight, x, out, tile, tiling.splits, order=order, **around)
+        else:
+            from unspool.kernels.gpu.products.early_product import multiply_early
+
+            assert order == 0
+            whole = (tiling.rows, tiling.outputs, tiling.columns, tiling.warps, tiling.stages)
+            multiply_early(weight, x, out, whole, tiling.splits, **around)
         return
     matrix, factors = (weight.words, weight.factors) if isinstance(weight, Words) else (weight, weight)
     (_, inputs), outputs, width = weight.shape, out.shape[-1], matrix.shape[1]
