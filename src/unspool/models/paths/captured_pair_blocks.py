@@ -5,7 +5,6 @@ The attention kernels read addresses and lengths on the device; nothing here may
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -124,7 +123,6 @@ class FusedPairBody(PairBody):
         self._qkv = make(3 * spec.num_heads * spec.head_dim)
         self._inner = make(spec.ffn_size)
         self._late: Norm | None = None  # the norm that the state has still to go through
-        self._last = _scale_norm(parts.own.final_norm, parts.spec.head_scale)  # before the head, its scale included
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
         weights, parts = self._weights, self._parts
@@ -143,9 +141,8 @@ class FusedPairBody(PairBody):
             self._add(layer.down, layer.ffn_norm, self._inner)
         final = self._late if self._late is not None else weights.final_norm
         scale = self._pair.head_scale
-        last = final if scale == 1.0 else self._last if self._late is None else None
-        if not self._shape.wants_states and (scale == 1.0 or last is not None):
-            before = describe_norm(last) if last is not None else {}
+        if not self._shape.wants_states and scale == 1.0:
+            before = describe_norm(final) if final is not None else {}
             multiply(weights.head.operand, self._x, logits, bias=weights.head.bias, **before)
             return
         if final is None:
@@ -246,13 +243,6 @@ class PartedPairBody(FusedPairBody):
 def describe_norm(norm: Norm) -> dict[str, Any]:
     """A norm as kernels take it."""
     return {"norm": norm.weight, "eps": norm.eps, "centres": norm.is_layer, "shift": norm.bias}
-
-
-def _scale_norm(norm: Norm | None, scale: float) -> Norm | None:
-    """A norm whose weights contain a scale of its result; None if it is no norm of weights alone."""
-    if norm is None or norm.weight is None or norm.bias is not None:
-        return None
-    return replace(norm, weight=norm.weight.float() * scale)
 
 
 def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, shape: PassShape) -> Body:
