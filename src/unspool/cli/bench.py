@@ -73,7 +73,7 @@ def build_parser() -> Parser:
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU if there is one]")
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads of every engine. [the physical cores]")
     group = parser.add_argument_group("scenarios")
-    group.add_argument("--only", metavar="WORK", nargs="+", help="decode, prefill, beam, batch. [all]")
+    group.add_argument("--only", metavar="SCENARIO", nargs="+", help="decode, prefill, beam, batch. [all]")
     group.add_argument("--new", metavar="N", type=int, help="New tokens per row. [64]")
     group.add_argument("--prompt", metavar="N", type=int, help="Prompt tokens before them. [64]")
     group.add_argument("--prefill", metavar="N", type=int, help="Prompt tokens whose reading is measured. [512]")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from unspool.config import pairs
 
@@ -41,9 +41,5 @@ class Facts(pairs.ConfigFacts):
         }
 
 
-class Pair(pairs.Pair[Facts]):
-    """One thing that the method of a table can't stand beside."""
-
-
-class Method(pairs.Method[Facts]):
-    """A method (or a setting), and all that it can't stand beside."""
+CallPair: TypeAlias = pairs.Pair[Facts]
+CallMethod: TypeAlias = pairs.Method[Facts]
