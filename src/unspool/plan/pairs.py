@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from unspool.config import pairs
+from unspool.plan.prompt_shape import PromptShape
 
 if TYPE_CHECKING:
-    from unspool.plan.call import PromptShape
     from unspool.protocols import ModelInfo
 
 
