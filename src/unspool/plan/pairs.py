@@ -13,6 +13,7 @@ from unspool.config import pairs
 from unspool.plan.prompt_shape import PromptShape
 
 if TYPE_CHECKING:
+    from unspool.config import GenerationConfig
     from unspool.protocols import ModelInfo
 
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 class Facts(pairs.ConfigFacts):
     """What the rules about a call look at."""
 
+    settings: GenerationConfig
     info: ModelInfo
     shape: PromptShape
     asked: frozenset[str] = frozenset()  # settings that the caller set, not the model's file
