@@ -10,7 +10,6 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 
 from unspool.config import WatermarkingConfig
@@ -23,7 +22,7 @@ from unspool.kernels.presence import runs_kernels
 from unspool.logits.highest import take_highest
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import send_key
-from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
+from unspool.watermark.twister import SEED_BITS, are_first, list_first, permute
 
 NUM_CANDIDATES = 40  # of `selfhash`: the likeliest tokens, each asked for its own green list
 TABLE_SIZE = 1_000_003
@@ -48,29 +47,13 @@ class GreenLists:
         with self._lock:
             missing = [seed for seed in dict.fromkeys(seeds) if seed not in self._lists]
             if missing:
-                self._lists.update(zip(missing, _list_bits(missing, self._vocab_size, self._num_first), strict=True))
+                self._lists.update(zip(missing, list_first(missing, self._vocab_size, self._num_first), strict=True))
             for seed in seeds:
                 self._lists.move_to_end(seed)
             lists = [self._lists[seed] for seed in seeds]
             while len(self._lists) > self._most:
                 self._lists.popitem(last=False)
         return lists[0][None] if len(lists) == 1 else torch.stack(lists)
-
-
-def _list_bits(seeds: list[int], vocab_size: int, num_first: int) -> torch.Tensor:
-    """The lists of these seeds: (seeds, words) int32."""
-    marks = find_marks()
-    if marks is not None:
-        return marks.list_first(seeds, vocab_size, num_first)
-    return _pack(find_first(torch.tensor(seeds), vocab_size, num_first))
-
-
-def _pack(is_set: torch.Tensor) -> torch.Tensor:
-    """Bits (rows, count) in words of 32: (rows, words) int32."""
-    rows, count = is_set.shape
-    packed = np.zeros((rows, -(-count // 32) * 4), dtype=np.uint8)
-    packed[:, : -(-count // 8)] = np.packbits(is_set.numpy(), axis=1, bitorder="little")
-    return torch.from_numpy(packed.view("<i4").astype(np.int32))
 
 
 @lru_cache(maxsize=4)

@@ -236,6 +236,13 @@ class ListedCall(MarkCall):
             return scores
         given, bits = self._read(scores), self._find_bits(self._numbers[:, columns - 1].tolist())
         self._handle.us_raise_listed(
-            given.data_ptr(), self._rows, self._vocab, bits.data_ptr(), bits.shape[1], self._bias, given.data_ptr()
+            given.data_ptr(),
+            self._rows,
+            self._vocab,
+            bits.data_ptr(),
+            bits.shape[1],
+            self._bias,
+            given.data_ptr(),
+            self._threads,
         )
         return given

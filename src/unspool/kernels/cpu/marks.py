@@ -34,9 +34,9 @@ class Marks:
         self.handle, self.threads = handle, threads
         number, size, at = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
         word = ctypes.c_uint32
-        handle.us_find_first.argtypes = [at, number, size, size, at, size]
-        handle.us_list_first.argtypes = handle.us_find_first.argtypes
+        handle.us_list_first.argtypes = [at, number, size, size, at, size]
         handle.us_are_first.argtypes = [at, at, number, size, size, at, size]
+        handle.us_are_first.restype = None
         handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, at, word, at, size]
         handle.us_draw_winners.argtypes = [at, number, size, size, at, word, at, word, at, at, at, size]
         handle.us_raise_own.argtypes = [at, at, number, *(size,) * 3, at, number, size, at, number, number, at]
@@ -46,16 +46,9 @@ class Marks:
         handle.us_draw_keyed.argtypes = [at, number, size, at, at, at, size]
         handle.us_draw_keyed.restype = None
 
-    def find_first(self, seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-        """Which of `count` tokens are among the first so many of each seed's permutation: (seeds, count) bool."""
-        words = _check_seeds(seeds, count, num_first)
-        out = torch.empty(len(words), count, dtype=torch.bool)
-        if len(words):
-            check_code(self.handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self.threads))
-        return out
-
     def list_first(self, seeds: list[int], count: int, num_first: int) -> torch.Tensor:
-        """The same as bits, from seeds of 32 bits: (seeds, words of 32 tokens) int32."""
+        """Which of `count` tokens are among the first so many of the permutations of seeds of 32 bits, as bits: (seeds,
+        words of 32 tokens) int32."""
         if not 0 <= num_first < count < 1 << 30:
             raise SettingError(f"the first {num_first} of {count} tokens can't be listed")
         words = np.array(seeds, dtype=np.uint32)
@@ -76,9 +69,7 @@ class Marks:
         if len(words):
             words, order = words.sort()  # equal seeds are followed together
             ids, out = ids[order], torch.empty_like(found)
-            check_code(
-                self.handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self.threads)
-            )
+            self.handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self.threads)
             found[order] = out
         return found
 

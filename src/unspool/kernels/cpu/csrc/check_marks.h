@@ -49,20 +49,18 @@ static void shuffle_plainly(uint32_t seed, int32_t n, int32_t num_first, uint8_t
 }
 
 static void check_lists(const char *set) {
-    const int32_t count = 1 + below(5), vocab = 2 + below(3000), num_first = below(vocab), threads = 1 + below(3);
+    const int32_t count = 1 + below(5), vocab = 2 + below(below(8) ? 6000 : 70000), num_first = below(vocab), threads = 1 + below(3);
     uint32_t *seeds = keep(get(sizeof(uint32_t) * (size_t)count));
     int32_t *tokens = keep(get(sizeof(int32_t) * (size_t)count));
-    uint8_t *found = keep(get((size_t)count * vocab)), *expected = keep(get((size_t)count * vocab)), *are = keep(get((size_t)count));
+    uint8_t *expected = keep(get((size_t)count * vocab)), *are = keep(get((size_t)count));
     for (int32_t i = 0; i < count; i++) seeds[i] = i && below(2) ? seeds[i - 1] : next(), tokens[i] = below(vocab);
     for (int32_t i = 0; i < count; i++) shuffle_plainly(seeds[i], vocab, num_first, expected + (size_t)i * vocab);
-    expect(!us_find_first(seeds, count, vocab, num_first, found, threads), "green lists' memory", set);
-    expect(!memcmp(found, expected, (size_t)count * vocab), "green lists", set);
     const int32_t words = (vocab + 31) / 32;
     uint32_t *bits = keep(get(sizeof(uint32_t) * (size_t)count * words));
     expect(!us_list_first(seeds, count, vocab, num_first, bits, threads), "listed bits' memory", set);
     for (int32_t i = 0; i < count * vocab; i++)
         expect((bits[i / vocab * words + i % vocab / 32] >> i % vocab % 32 & 1) == expected[i], "a listed bit", set);
-    expect(!us_are_first(seeds, tokens, count, vocab, num_first, are, threads), "tokens' memory", set);
+    us_are_first(seeds, tokens, count, vocab, num_first, are, threads);
     for (int32_t i = 0; i < count; i++) expect(are[i] == expected[(size_t)i * vocab + tokens[i]], "a token's own list", set);
 }
 
@@ -270,7 +268,7 @@ static void check_masks(const char *set) {
             const float found = out[(size_t)row * vocab + v];
             expect(is_allowed ? found == scores[(size_t)row * vocab + v] : found == -INFINITY, "a mask", set);
         }
-    us_raise_listed(scores, rows, vocab, bits, words, 1.5f, out);
+    us_raise_listed(scores, rows, vocab, bits, words, 1.5f, out, 1 + below(3));
     for (int32_t row = 0; row < rows; row++)
         for (int32_t v = 0; v < vocab; v++) {
             const int is_listed = bits[(size_t)row * words + v / 32] >> (v % 32) & 1;
