@@ -33,8 +33,8 @@ class WatermarkDetectorOutput:
 class WatermarkDetector:
     """Finds any of the three watermarks in token ids, with the settings that they were generated with.
 
-    The z score counts repeated n-grams as `ignore_repeated_ngrams` says. The p value never does: it rests on each token of
-    a green list (of SynthID-Text and Gumbel, each context) once, and is exact for text that knows nothing of the key.
+    The z score counts repeated n-grams as `ignore_repeated_ngrams` says. The p value never does: it rests on each token
+    of a green list (of SynthID-Text and Gumbel, each context) once, and is exact for text that knows no key.
     """
 
     def __init__(

@@ -63,6 +63,12 @@ def _share_lists(vocab_size: int, num_first: int) -> GreenLists:
 
 
 @lru_cache(maxsize=4)
+def _keep_lists(vocab_size: int, num_first: int) -> cpu_marks.KeptLists:
+    """The same for the CPU library, which keeps them itself."""
+    return cpu_marks.KeptLists.new(vocab_size, num_first, MOST_CACHED_BYTES)
+
+
+@lru_cache(maxsize=4)
 def _share_known(vocab_size: int, num_first: int) -> torch.Tensor:  # noqa: ARG001 - what is known is known for them alone
     """What all processors of one vocabulary and one size have found out about seeds and tokens: (entries,) int64.
 
@@ -130,6 +136,10 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             return scores
         if self.is_self_seeded:
             return self._raise_candidates(input_ids, scores)
+        marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
+        if marks is not None:
+            lists = _keep_lists(self.vocab_size, self.greenlist_size)
+            return marks.mark_listed(scores, input_ids, lists, self._key, self.bias)
         seeds = self.find_seeds(input_ids)
         if runs_kernels(scores.device):
             from unspool.kernels.gpu.marks.green_lists import raise_green  # Triton is imported where a GPU is used
@@ -145,17 +155,14 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             return None
         if self._table is not None:
             return OwnListsCall(marks, ids, vocab, self._describe_own(), self.bias)
-        return ListedCall(marks, ids, vocab, self._find_bits, self.bias, self.context_width)
+        lists = _keep_lists(vocab, self.greenlist_size)
+        return ListedCall(marks, ids, vocab, lists, self._key, self.bias, self.context_width)
 
     def _describe_own(self) -> cpu_marks.OwnLists:
         assert self._table is not None
         count = min(NUM_CANDIDATES, self.vocab_size)
         known = _share_known(self.vocab_size, self.greenlist_size)
         return cpu_marks.OwnLists(self._table, self._key, self.context_width - 1, self.greenlist_size, count, known)
-
-    def _find_bits(self, tokens: list[int]) -> torch.Tensor:
-        """The green lists after these tokens, one per row: (rows, words) int32."""
-        return self._lists.find([_find_seed(self._key, token) for token in tokens])
 
     def _raise_candidates(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Each of the likeliest tokens is raised if it is on the list that it would itself help to choose."""

@@ -114,7 +114,7 @@ class GreenScorer(MarkScorer):
         return list(map(tuple, windows.tolist()))
 
     def list_chances(self, windows: torch.Tensor) -> list[tuple[int, ...]]:
-        """A list's seed and the token. Many n-grams have one seed: `lefthash` looks at the last token of a context alone,
+        """A list's seed and the token. Many n-grams have one seed: `lefthash` looks at the last token of a context,
         and `selfhash` at the one of the least product, which often is the token itself."""
         seeds = self.mark.find_seeds(self._take_contexts(windows))
         return list(zip(seeds.tolist(), windows[:, -1].tolist(), strict=True))

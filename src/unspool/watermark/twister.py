@@ -50,8 +50,8 @@ def permute(seed: int, count: int) -> torch.Tensor:
 
 
 def list_first(seeds: list[int], count: int, num_first: int) -> torch.Tensor:
-    """For each seed of 32 bits, which of `count` tokens are among the first so many of its permutation, as bits: (seeds,
-    words of 32 tokens) int32."""
+    """For each seed of 32 bits, which of `count` tokens are among the first so many of its permutation, as bits:
+    (seeds, words of 32 tokens) int32."""
     marks = find_marks()
     if marks is not None:
         return marks.list_first(seeds, count, num_first)

@@ -20,6 +20,7 @@ typedef struct {
     us_task first;      /* argument: us_first_task */
     us_task lists;      /* argument: us_list_task */
     us_task listed;     /* argument: us_listed_task */
+    us_task marked;     /* argument: us_marked_task */
     us_task tournament; /* argument: us_tournament_task */
     us_task contexts;   /* argument: us_context_task */
     us_task draws;      /* argument: us_draw_task */
@@ -93,6 +94,23 @@ typedef struct {
     int64_t words;
     float bias;
 } us_listed_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
+    float *out;          /* (rows, vocab); may be the scores themselves */
+    int64_t rows;
+    int32_t vocab, num_first;
+    const int64_t *ids; /* rows, `stride` apart: the last tokens */
+    int64_t stride, key;
+    float bias;
+    uint64_t *kept;    /* num_kept: a seed and 1 */
+    uint32_t *bits;    /* (num_kept, vocab / 32, rounded up): the lists of these seeds */
+    uint32_t num_kept; /* a power of two */
+    uint32_t *made;    /* (rows, vocab / 32, rounded up) */
+    uint8_t *is_made;  /* rows */
+    void *rooms;       /* us_lay_list's for each thread, this far apart (bytes) */
+    size_t room_size;
+} us_marked_task;
 
 typedef struct {
     const float *scores; /* (rows, vocab) */

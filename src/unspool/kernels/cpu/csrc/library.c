@@ -249,11 +249,26 @@ void us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, i
     do_rows(kernels()->first, &(us_first_task){seeds, tokens, count, vocab, num_first, out}, count, threads);
 }
 
+static size_t size_list_room(int32_t vocab, int32_t num_first) {
+    return (us_list_bytes(vocab, num_first) + US_LINE - 1) & ~(size_t)(US_LINE - 1);
+}
+
 int32_t us_list_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint32_t *bits, int32_t threads) {
-    const size_t room_size = (us_list_bytes(vocab, num_first) + US_LINE - 1) & ~(size_t)(US_LINE - 1);
+    const size_t room_size = size_list_room(vocab, num_first);
     void *rooms = gather_with(room_size * (size_t)(threads > 1 ? threads : 1), threads);
     if (!rooms) return -1;
     do_gathered(kernels()->lists, &(us_list_task){seeds, count, vocab, num_first, bits, rooms, room_size}, count);
+    return 0;
+}
+
+int32_t us_mark_listed(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, const int64_t *ids,
+                       int64_t stride, int64_t key, float bias, uint64_t *kept, uint32_t *bits, uint32_t num_kept, int32_t threads) {
+    const size_t room_size = size_list_room(vocab, num_first), rooms = room_size * (size_t)(threads > 1 ? threads : 1);
+    const size_t made = sizeof(uint32_t) * (size_t)rows * (size_t)((vocab + 31) / 32);
+    char *memory = gather_with(rooms + made + (size_t)rows, threads);
+    if (!memory) return -1;
+    do_gathered(kernels()->marked, &(us_marked_task){scores, out, rows, vocab, num_first, ids, stride, key, bias, kept, bits, num_kept,
+                                                     (uint32_t *)(memory + rooms), (uint8_t *)memory + rooms + made, memory, room_size}, rows);
     return 0;
 }
 

@@ -146,8 +146,7 @@ static int32_t part_swaps(const int32_t *to, const int32_t *numbers, int32_t cou
 /* The tokens that a shuffle brings to its first places, as bits. A token past the first places comes there if a swap goes to
  * its place. Each of the first tokens goes along the first places, from swap to swap, and stays there unless it comes to lie
  * past them and no later swap fetches it back: only the last swap that goes to a place leaves something there. */
-static void list_first(const us_list_task *task, uint32_t seed, us_list_room room, uint32_t *bits) {
-    const int32_t n = task->vocab, end = task->num_first;
+static void list_first(int32_t n, int32_t end, uint32_t seed, us_list_room room, uint32_t *bits) {
     uint32_t state[TWISTER + LANES];
     int32_t swaps[TWISTER], inner[TWISTER + LANES], turns[TWISTER + LANES], places[TWISTER], num_out = 0;
     seed_state(state, seed);
@@ -176,7 +175,7 @@ static void run_lists(const void *argument, int32_t thread, us_team *team) {
     split(task->count, thread, team->size, &first, &last);
     const us_list_room room = us_lay_list(task->num_first, (char *)task->rooms + (size_t)thread * task->room_size);
     for (int64_t number = first; number < last; number++)
-        list_first(task, task->seeds[number], room, task->bits + number * ((task->vocab + 31) / 32));
+        list_first(task->vocab, task->num_first, task->seeds[number], room, task->bits + number * ((task->vocab + 31) / 32));
 }
 
 static int32_t has_swap(const us_shuffle *s, int32_t from, int32_t to, int32_t place) {
@@ -234,18 +233,56 @@ INLINE vec raise_bits(vec scores, uint32_t bits, float bias) {
 #endif
 }
 
+static void raise_row(const float *scores, int32_t vocab, const uint32_t *bits, float bias, float *out) {
+    const int32_t whole = vocab / 32;
+    for (int32_t w = 0; w < whole; w++)
+        UNROLLED for (int32_t i = 0; i < 32; i += LANES) store(out + 32 * w + i, raise_bits(load(scores + 32 * w + i), bits[w] >> i, bias));
+    for (int32_t v = 32 * whole; v < vocab; v++) out[v] = bits[whole] >> (v % 32) & 1u ? scores[v] + bias : scores[v];
+}
+
 static void run_listed(const void *argument, int32_t thread, us_team *team) {
     const us_listed_task *task = argument;
-    const int32_t vocab = task->vocab, whole = vocab / 32;
+    int64_t first, last;
+    split(task->rows, thread, team->size, &first, &last);
+    for (int64_t row = first; row < last; row++)
+        raise_row(task->scores + row * task->vocab, task->vocab, task->bits + row * task->words, task->bias, task->out + row * task->vocab);
+}
+
+/* The seed of the list after a token: their product modulo 2^64 - 1, its low bits. */
+static uint32_t seed_after(int64_t key, int64_t token) {
+    const __int128 most = UINT64_MAX, rest = (__int128)key * token % most;
+    return (uint32_t)(rest < 0 ? rest + most : rest);
+}
+
+static inline uint32_t place_seed(const us_marked_task *task, uint32_t seed) {
+    const uint32_t mixed = seed * 0x9e3779b1u;
+    return (mixed ^ mixed >> 15) & (task->num_kept - 1);
+}
+
+/* Raises rows by the lists after their last tokens. Lists that are not kept are made beside, and kept when all have been read:
+ * a place is one thread's. */
+static void run_marked(const void *argument, int32_t thread, us_team *team) {
+    const us_marked_task *task = argument;
+    const int32_t words = (task->vocab + 31) / 32;
+    const us_list_room room = us_lay_list(task->num_first, (char *)task->rooms + (size_t)thread * task->room_size);
     int64_t first, last;
     split(task->rows, thread, team->size, &first, &last);
     for (int64_t row = first; row < last; row++) {
-        const float *scores = task->scores + row * vocab;
-        const uint32_t *bits = task->bits + row * task->words;
-        float *out = task->out + row * vocab;
-        for (int32_t w = 0; w < whole; w++)
-            UNROLLED for (int32_t i = 0; i < 32; i += LANES) store(out + 32 * w + i, raise_bits(load(scores + 32 * w + i), bits[w] >> i, task->bias));
-        for (int32_t v = 32 * whole; v < vocab; v++) out[v] = bits[whole] >> (v % 32) & 1u ? scores[v] + task->bias : scores[v];
+        const uint32_t seed = seed_after(task->key, task->ids[row * task->stride]), place = place_seed(task, seed);
+        const uint32_t *bits = task->bits + (size_t)place * words;
+        task->is_made[row] = task->kept[place] != (uint64_t)seed + 1;
+        if (task->is_made[row]) {
+            list_first(task->vocab, task->num_first, seed, room, task->made + row * words);
+            bits = task->made + row * words;
+        }
+        raise_row(task->scores + row * task->vocab, task->vocab, bits, task->bias, task->out + row * task->vocab);
+    }
+    us_meet(team);
+    for (int64_t row = 0; row < task->rows; row++) {
+        const uint32_t seed = seed_after(task->key, task->ids[row * task->stride]), place = place_seed(task, seed);
+        if (!task->is_made[row] || place % (uint32_t)team->size != (uint32_t)thread || task->kept[place] == (uint64_t)seed + 1) continue;
+        memcpy(task->bits + (size_t)place * words, task->made + row * words, sizeof(uint32_t) * (size_t)words);
+        task->kept[place] = (uint64_t)seed + 1;
     }
 }
 

@@ -175,6 +175,9 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
 
 /* Watermarks; 0, or -1 where there is no memory. Permutations are those of torch.randperm on a CPU.
    us_list_first: for each seed, which of `vocab` tokens are among the first `num_first`: bits (count, words of 32).
+   us_mark_listed: scores (rows, vocab), more by `bias` for tokens on the list of the row's last token: ids, `stride` apart. A
+   list's seed is the token times the key, modulo 2^64 - 1, its low 32 bits. `bits` (num_kept, words of 32) keep lists, and
+   `kept` says of which seeds (num_kept, a power of two; zeros at first); for calls with the same vocab and num_first.
    us_are_first: whether each token is, by its own seed: out (count).
    Equal seeds side by side are computed once.
    us_raise_own: `bias` more for each of a row's `num_candidates` highest scores whose token is among the first `num_first`
@@ -190,6 +193,8 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
    the windows from `first` on is the same.
    us_draw_keyed: the token that Gumbel's keyed noise draws, or -1. Rows that are repeated stay as they are in both. */
 int32_t us_list_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint32_t *bits, int32_t threads);
+int32_t us_mark_listed(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, const int64_t *ids,
+                       int64_t stride, int64_t key, float bias, uint64_t *kept, uint32_t *bits, uint32_t num_kept, int32_t threads);
 void us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out,
                   int32_t threads);
 int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
