@@ -18,8 +18,9 @@ from unspool.kernels.ragged import Ragged
 from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
 from unspool.models.decoder.views import AttentionView, AttentionViews
-from unspool.models.encoder_decoder.call import call_pair, check_pair
-from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, Stack, take_decoder
+from unspool.models.encoder_decoder.caches import check_pair
+from unspool.models.encoder_decoder.call import call_pair
+from unspool.models.encoder_decoder.layers import CrossWeights, EncoderDecoderWeights, Stack, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
@@ -311,7 +312,7 @@ class EncoderDecoder(WithLibrary, NativeModel):
 
     def _attend_across(
         self,
-        cross: CrossAttention,
+        cross: CrossWeights,
         x: torch.Tensor,
         source: tuple[torch.Tensor, torch.Tensor],
         visible: torch.Tensor | None,
