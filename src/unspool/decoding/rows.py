@@ -13,6 +13,7 @@ from unspool.decoding.host_history import HostHistory
 from unspool.decoding.prompts import Prompts, fill_right
 from unspool.decoding.randomness import Uniforms, draw_uniform
 from unspool.kernels.sending import Fetched, send
+from unspool.protocols import TokenLog
 
 CHUNK = 64  # columns by which tables grow
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
@@ -44,8 +45,9 @@ class Rows:
         self._table = _unpad(prompts, self.offsets, pad_token_id)  # (rows, room); `_tokens` has all of it
         self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with
         self._view: torch.Tensor | None = None  # (rows, room): the history, if it is not the table itself
-        # Columns of all rows that nobody has asked for yet.
-        self._late: list[torch.Tensor | list[int] | _Moved] = []
+        # Columns of all rows that nobody has asked for yet, and after them steps that a device has in its log.
+        self._columns_late: list[torch.Tensor | list[int] | _Moved] = []
+        self._log: tuple[TokenLog, int, int] | None = None  # the number of the last one, and how many they are
         self._on_host = HostHistory()  # of rows on a device
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
@@ -93,12 +95,31 @@ class Rows:
         added = counts if counts is not None else [num_new] * len(self)
         self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
 
+    def append_logged(self, log: TokenLog) -> None:
+        """Add the token that the last step of a log chose for each row, without a look at it."""
+        last, count = log.num_logged, 0
+        if self._log is not None and self._log[:2] == (log, last - 1) and self._log[2] + 2 < log.most_logged:
+            count = self._log[2]  # one more step may be taken before the log is read
+        elif len(self._late) >= CHUNK:
+            self._enter_late()
+        self._log = (log, last, count + 1)
+        self._view = None  # made anew for whoever looks
+        self.lengths = [length + 1 for length in self.lengths]
+
+    @property
+    def _late(self) -> list[torch.Tensor | list[int] | _Moved]:
+        """The columns that wait to be entered, those of a log among them."""
+        if self._log is not None:
+            (log, last, count), self._log = self._log, None
+            self._columns_late += log.read_log(last, count).clamp(min=0)[:, :, None].unbind(1)
+        return self._columns_late
+
     def append_steps(self, tokens: torch.Tensor) -> None:
         """Add what several steps chose, (steps, rows)."""
         if self._view is not None or len(self._late) + len(tokens) > CHUNK:
             self.append(tokens.t())
             return
-        self._late += tokens.clamp(min=0)[:, :, None].unbind()
+        self._late.extend(tokens.clamp(min=0)[:, :, None].unbind())
         self.lengths = [length + len(tokens) for length in self.lengths]
 
     @property
@@ -145,7 +166,7 @@ class Rows:
             tokens = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
             starts = [length - len(self._late) + first for length in self.lengths]
             self._table = _enter(self._table, tokens, starts, self.pad_token_id)
-        self._late = []
+        self._columns_late = []
 
     @property
     def _tokens(self) -> torch.Tensor:
