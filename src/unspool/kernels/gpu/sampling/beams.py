@@ -268,3 +268,60 @@ def choose_beams(
         **options,
     )
     return packed, moves[0], moves[1], after
+
+
+def rank_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-probabilities (rows, count) of the likeliest tokens under logits (rows, vocab) float32, falling, and
+    those tokens, int32."""
+    logits = lay_in_rows(logits)
+    rows, vocab = logits.shape
+    tiles, device, options = count_parts(vocab, TILE), logits.device, launch_options()
+    floats = torch.empty(rows * (tiles * (count + 2)), dtype=torch.float32, device=device)
+    parts, tops = floats[: rows * tiles * 2], floats[rows * tiles * 2 :]
+    tokens = torch.empty(rows * tiles * count, dtype=torch.int32, device=device)
+    values = torch.empty(rows, count, dtype=torch.float32, device=device)
+    found = torch.empty(rows, count, dtype=torch.int32, device=device)
+    nothing = torch.zeros(rows, dtype=torch.float32, device=device)  # no beam runs before
+    launch(
+        _rank_tiles,
+        (rows, tiles),
+        logits,
+        nothing,
+        tokens,
+        tokens,
+        parts,
+        tops,
+        tokens,
+        vocab,
+        logits.stride(0),
+        1,
+        1,
+        BEAMS=1,
+        K=count,
+        TILE=TILE,
+        IS_NORMALISED=False,
+        DRAWS=False,
+        num_warps=8,
+        **options,
+    )
+    launch(
+        _rank_rows,
+        (rows,),
+        logits,
+        parts,
+        tops,
+        tokens,
+        nothing,
+        values,
+        values,
+        found,
+        tiles,
+        logits.stride(0),
+        K=count,
+        PLACES=max(2, round_up(tiles * count)),
+        TILES=max(2, round_up(tiles)),
+        IS_NORMALISED=False,
+        DRAWS=False,
+        **options,
+    )
+    return values, found
