@@ -40,5 +40,6 @@ class BlockMover:
         """Copy blocks `sources` to `targets`; no block is in both."""
         device, numbers = self._base.device, self._numbers
         grid = (len(targets), self._num_layers, count_parts(numbers, TILE))
-        moved = (send(sources, device), send(targets, device))
-        launch(_copy_blocks, grid, self._base, self._table, *moved, NUMBERS=numbers, TILE=TILE)
+        first = len(sources) + len(sources) % 2  # of the targets: at a multiple of 16 bytes, for one kernel's sake
+        sent = send([*sources, *[0] * (first - len(sources)), *targets], device)
+        launch(_copy_blocks, grid, self._base, self._table, sent, sent[first:], NUMBERS=numbers, TILE=TILE)
