@@ -42,6 +42,7 @@ import transformers
 from cold_start import watch_compilers  # benchmarks/cold_start.py
 
 import unspool
+from unspool.api.starting import start
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
@@ -81,6 +82,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the class of the config, an
         "Gemma3TextConfig",
         _sizes(1152, 6912, 26, 4, 1, 262_144, head_dim=256, sliding_window=512, query_pre_attn_scalar=256),
     ),
+    "qwen2-0.5b": ("Qwen2Config", _sizes(896, 4864, 24, 14, 2, 151_936)),
+    "mistral-7b": ("MistralConfig", _sizes(4096, 14_336, 32, 32, 8, 32_000, tie_word_embeddings=False)),
+    "phi3-mini": ("Phi3Config", _sizes(3072, 8192, 32, 32, 32, 32_064, tie_word_embeddings=False)),
+    "olmo2-1b": ("Olmo2Config", _sizes(2048, 8192, 16, 16, 16, 100_352, tie_word_embeddings=False)),
+    "gpt2": ("GPT2Config", {}),
+    "opt-1.3b": (
+        "OPTConfig",
+        {"hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24, "num_attention_heads": 32},
+    ),
+    "mamba-790m": ("MambaConfig", {"hidden_size": 1536, "num_hidden_layers": 48, "vocab_size": 50_280}),
+    "t5-large": (
+        "T5Config",
+        {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16, "decoder_start_token_id": 0},
+    ),
+    "bart-large": ("BartConfig", {"forced_eos_token_id": None, "decoder_start_token_id": 2}),
+    "whisper-tiny": ("WhisperConfig", {"suppress_tokens": None, "begin_suppress_tokens": None}),
 }
 ATTACHED = ["llama-1b", "qwen3-0.6b", "gemma3-1b", "llama-8b"]
 FIRST = 8  # tokens of the first call
@@ -108,8 +125,8 @@ def main() -> None:
         usual = ATTACHED if arguments.device.startswith("cuda") else ["smollm2-135m"]
         shapes = arguments.shapes or (["tiny"] if arguments.tiny else usual)
         for shape in shapes:  # what every fork would import
-            transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(make_config(shape))]
-        _ = unspool.attach, unspool.stream
+            find_class(make_config(shape))
+        _ = unspool.attach
         for shape in shapes:
             with tempfile.TemporaryDirectory() as kernels:
                 os.environ["TRITON_CACHE_DIR"] = kernels
@@ -157,6 +174,15 @@ def make_config(shape: str) -> Any:
     return getattr(transformers, kind)(**sizes, eos_token_id=None, bos_token_id=1, pad_token_id=0)
 
 
+def find_class(config: Any) -> Any:
+    """The class of models that generate, for a config."""
+    tables = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+    kinds = [getattr(transformers, f"MODEL_FOR_{name}_MAPPING") for name in tables]
+    if config.is_encoder_decoder:  # whose decoder alone is in the first table
+        kinds = kinds[1:]
+    return next(found[type(config)] for found in kinds if type(config) in found)
+
+
 def run_apart(work: Callable[[], None]) -> None:
     """Run something in a fork, in which nothing was compiled and CUDA has not started."""
     process = os.fork()
@@ -178,12 +204,18 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     dtype, device = getattr(torch, arguments.dtype), torch.device(arguments.device)
     config, began = make_config(shape), time.perf_counter()
     with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model = find_class(config)._from_config(config, dtype=dtype).eval()
+    model.generation_config.eos_token_id = None
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, arguments.stored)).to(dtype)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    ids = torch.randint(3, config.vocab_size, (1, arguments.prompt), generator=torch.Generator().manual_seed(1))
-    inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
+    drawing = torch.Generator().manual_seed(1)
+    if hasattr(config, "num_mel_bins"):
+        sound = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions, generator=drawing)
+        inputs = {"input_features": sound.to(device, dtype)}
+    else:
+        ids = torch.randint(3, config.vocab_size, (1, arguments.prompt), generator=drawing)
+        inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
     own = model.generate
     time_call(own, inputs, FIRST, {})  # what a process takes once, for torch and transformers
     before = count_bytes(device)
@@ -192,12 +224,14 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     unspool.attach(model)
     marks = [("attached", time.perf_counter())]
     call = {"max_new_tokens": FIRST, "do_sample": False, "pad_token_id": 0}
-    for number, _ in enumerate(unspool.stream(model, **inputs, **call), 1):
+    run = start(model, **inputs, **call)
+    for number, _ in enumerate(run, 1):
         if number in (1, 2, FIRST):
             marks.append((f"token {number}", time.perf_counter()))
     grown = count_bytes(device) - before
-    output = model.generate(**inputs, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
+    stored = model.state_dict()
     held = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    held |= {name: buffer for name, buffer in model.named_buffers() if name in stored}
     told = config.to_dict() | {"architectures": [type(model).__name__]}
     native = build_model(told, MemorySource(held), device=device, dtype=dtype)
     engines: dict[str, Callable[..., Any]] = {
@@ -228,7 +262,7 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
         print(f"  attached / {name} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     print("  first call: " + ", ".join(f"{name} {at - started:.2f}" for name, at in marks) + " s")
     print(f"  memory {1 + grown / weights:.3f} of the object's ({grown / 1e6:.0f} MB more)")
-    print(f"  path: {output.stats.path}, {output.stats.path_reason or 'no reason given'}")
+    print(f"  path: {run.stats.path}, {run.stats.path_reason or 'no reason given'}")
     for at, line in sorted(compiled):
         print(f"    {at - started:6.2f} s: {line}")
     unspool.detach(model)

@@ -208,7 +208,7 @@ def _measure_theirs(
     def read(tokens: torch.Tensor, counts: list[int] | None = None) -> None:  # noqa: ARG001 - its rows are alike
         model(tokens, past_key_values=caches[0], use_cache=True, logits_to_keep=1)
 
-    def fill(num_new: int, counts: list[int] | None = None) -> None:  # noqa: ARG001
+    def fill(num_new: int, counts: list[int] | None = None) -> None:  # noqa: ARG001 - likewise
         cache, width = caches[0], sizes["hidden_size"] // sizes["num_attention_heads"]
         first = cache.get_seq_length()
         extra = {"cache_position": torch.arange(first, first + num_new, device=arguments.device)}

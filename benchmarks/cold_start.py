@@ -129,7 +129,7 @@ def watch_compilers() -> list[tuple[float, str]]:
 
     lines: list[tuple[float, str]] = []
 
-    def listen(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:  # noqa: ARG001
+    def listen(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:  # noqa: ARG001 - Triton's own call
         stages = " ".join(f"{name} {took / 1000:.0f}" for name, took in times.lowering_stages)
         how = "from the cache" if cache_hit else f"frontend {times.ir_initialization / 1000:.0f} {stages} ms"
         lines.append((time.perf_counter(), f"{src.name}: {how}"))

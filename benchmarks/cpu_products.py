@@ -24,7 +24,7 @@ STORED = {kind: name for name, kind in SUPER_KINDS.items()} | {"q5": "Q5_1"}
 def make_tiles(kind: str, outputs: int, inputs: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     if kind in STORED:
-        size, width = SUPER_BYTES[kind], count_columns(kind)  # type: ignore[index, arg-type]
+        size, width = SUPER_BYTES[kind], count_columns(kind)
         raw = torch.randint(0, 256, (outputs * inputs // width, size), generator=generator, dtype=torch.uint8)
         for at in (208,) if kind == "q6_k" else (0, 2):
             raw[:, at : at + 2] = torch.tensor([1e-4]).half().view(torch.uint8)
@@ -32,7 +32,7 @@ def make_tiles(kind: str, outputs: int, inputs: int, seed: int) -> torch.Tensor:
         assert blocks is not None
         return pack_tiles(blocks)
     weight = torch.randn(outputs, inputs, generator=generator)
-    return weight if kind == "float32" else pack_tiles(quantise_rows(weight, kind))  # type: ignore[arg-type]
+    return weight if kind == "float32" else pack_tiles(quantise_rows(weight, kind))
 
 
 def measure(call: Callable[[int], object], count: int, seconds: float, clock: Callable[[], float]) -> float:
@@ -79,8 +79,8 @@ def main() -> None:
             for rows in options.rows:
                 x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
 
-                def ours(place: int, x: torch.Tensor = x, matrices: list[object] = matrices) -> object:  # type: ignore[assignment]
-                    return library.multiply(matrices[place], x)  # type: ignore[arg-type]
+                def ours(place: int, x: torch.Tensor = x, matrices: list[object] = matrices) -> object:
+                    return library.multiply(matrices[place], x)
 
                 def theirs(place: int, x: torch.Tensor = x, tiles: list[torch.Tensor] = tiles) -> object:
                     return torch.nn.functional.linear(x, tiles[place])

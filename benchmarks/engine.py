@@ -29,106 +29,17 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_step import make_config, make_reference, make_weights  # benchmarks/gpu_step.py
+from engine_setting import COMMON, Setting, free, make_settings, run_all, run_static  # benchmarks/engine_setting.py
+from engine_strategies import measure_strategies  # benchmarks/engine_strategies.py
+from gpu_step import make_reference  # benchmarks/gpu_step.py
 
-import unspool
-from unspool.api import LanguageModel
-from unspool.cache import BlockPool, PagedCache
-from unspool.decoding.reader import answer_at_once
 from unspool.engine import plain
-from unspool.loading.model import LoadedParts
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
-from unspool.protocols import Ask
 
-COMMON = {"eos_token_id": None, "pad_token_id": 0}
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 WORKS = ("greedy", "mixed", "host", "strategies", "chats", "arrivals", "peer")
-STRATEGIES: tuple[dict[str, Any], ...] = (
-    {},
-    {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 1},
-    {"do_sample": True, "top_k": 0, "top_p": 0.9, "seed": 2, "repetition_penalty": 1.2},
-    {"num_beams": 4},
-    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
-    {"num_beams": 2, "do_sample": True, "seed": 3},
-    {"penalty_alpha": 0.6, "top_k": 4},
-    {"dola_layers": "high"},
-    {"guidance_scale": 1.5},
-    {"prompt_lookup_num_tokens": 4},
-    {"do_sample": True, "seed": 4, "watermarking_config": {"bias": 2.0}},
-    {"num_return_sequences": 4, "do_sample": True, "seed": 5},
-    {"no_repeat_ngram_size": 3},
-    {"logprobs": 2},
-    {"min_new_tokens": 8, "presence_penalty": 0.5},
-    {"do_sample": True, "min_p": 0.05, "seed": 6},
-)
-
-
-class Setting:
-    """A model, and how large the work is."""
-
-    def __init__(self, lm: LanguageModel, options: argparse.Namespace, name: str) -> None:
-        self.lm, self.name, self.options = lm, name, options
-        self.device, self._num_renewals = lm.device, 0
-        self.clock = time.process_time if options.processor_time else time.perf_counter
-        order = random.Random(0)
-        self.vocab = min(lm.model.info.vocab_size, 100_000)
-        self.prompts = [
-            self.make_prompt(order, order.randint(*options.prompt_tokens)) for _ in range(options.num_requests)
-        ]
-        self.mixed = [
-            {
-                "max_new_tokens": order.randint(*options.mixed_tokens),
-                "do_sample": True,
-                "temperature": round(order.uniform(0.5, 1.5), 3),
-                "top_p": round(order.uniform(0.7, 0.99), 3),
-                "repetition_penalty": round(order.uniform(1.01, 1.3), 3),
-                "seed": order.randrange(1 << 30),
-            }
-            for _ in self.prompts
-        ]
-
-    def make_prompt(self, order: random.Random, length: int) -> list[int]:
-        return [order.randrange(3, self.vocab) for _ in range(length)]
-
-    def renew(self) -> None:
-        """Let every prompt begin with another token: no engine finds what it has read before."""
-        self._num_renewals += 1
-        for prompt in self.prompts:
-            prompt[0] = 3 + self._num_renewals % (self.vocab - 3)
-
-    def make_engine(self, **more: Any) -> unspool.Engine:
-        options = self.options
-        longest = options.prompt_tokens[1] + max(options.num_new, options.mixed_tokens[1]) + 64
-        per_position = self.lm.model.key_shape
-        size = 2 * per_position.num_layers * per_position.num_kv_heads * per_position.head_dim
-        memory = size * per_position.dtype.itemsize * longest * options.max_rows
-        given = {"max_rows": options.max_rows, "memory": memory, "tokens_per_pass": options.tokens_per_pass}
-        return unspool.Engine(self.lm, **{**given, **more})
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def time(self, function: Callable[[], Any]) -> float:
-        """Seconds of the fastest of several calls, after one that warms up."""
-        seconds = []
-        for _ in range(self.options.rounds + 1):
-            gc.collect()
-            self.renew()
-            self.synchronize()
-            started = self.clock()
-            function()
-            self.synchronize()
-            seconds.append(self.clock() - started)
-        return min(seconds[1:])
 
 
 def measure_greedy(setting: Setting) -> dict[str, float]:
@@ -191,7 +102,7 @@ def measure_host(setting: Setting) -> dict[str, float]:
 
     count = min(64, len(setting.prompts), setting.options.max_rows)
     asked = {"max_new_tokens": setting.options.num_new, **COMMON}
-    torch.cuda.Event.synchronize, plain.PlainRows.launch = timed_wait, timed_launch  # type: ignore[method-assign]
+    torch.cuda.Event.synchronize, plain.PlainRows.launch = timed_wait, timed_launch
     try:
         with setting.make_engine() as engine:
             for _ in range(2):
@@ -200,97 +111,12 @@ def measure_host(setting: Setting) -> dict[str, float]:
                 stepped.clear()
                 run_all(engine, setting.prompts[:count], [asked] * count)
     finally:
-        torch.cuda.Event.synchronize, plain.PlainRows.launch = wait, launch  # type: ignore[method-assign]
+        torch.cuda.Event.synchronize, plain.PlainRows.launch = wait, launch
     free(setting)
     half = len(stepped) // 2  # all are running then
     turns = [later - earlier for earlier, later in zip(stepped[half:], stepped[half + 1 :], strict=False)]
     turn, idle = statistics.median(turns) * 1e3, statistics.median(waited[half:] or [0.0]) * 1e3
     return {"turn ms": turn, "host ms": turn - idle, "host part": (turn - idle) / turn}
-
-
-def measure_strategies(setting: Setting) -> dict[str, float]:
-    if find_spec("greenlet") is None:
-        return {}
-    prompts = [prompt[:256] for prompt in setting.prompts[: len(STRATEGIES)]]
-    asked = [{"max_new_tokens": min(64, setting.options.num_new), **one, **COMMON} for one in STRATEGIES]
-    given = list(zip(prompts, asked, strict=True))
-    alone = setting.time(lambda: [setting.lm.generate(prompt, **one) for prompt, one in given])
-    with setting.make_engine(share_prefixes=False) as engine:
-        together = setting.time(lambda: run_all(engine, prompts, asked))
-    free(setting)
-    merged = merge_passes([list_passes(setting.lm, prompt, one) for prompt, one in given])
-    costs = {shape: time_pass(setting, *shape) for shape in set(merged)}
-    passes = sum(costs[shape] for shape in merged)
-    free(setting)
-    return {
-        "one after the other s": alone,
-        "engine s": together,
-        "merged passes": len(merged),
-        "merged passes s": passes,
-        "engine, of merged passes": passes / together,
-    }
-
-
-def list_passes(lm: LanguageModel, prompt: list[int], asked: dict[str, Any]) -> list[tuple[Any, int, int, int]]:
-    """What a request asks for: of every pass what it wants, its rows, its tokens per row and the keys before them."""
-    passes: list[tuple[Any, int, int, int]] = []
-    run = lm.start(prompt, **asked).run
-    pool = BlockPool()
-
-    def answer(ask: Ask) -> Any:
-        want = replace(ask.want, epilogue=None, is_brief=False)
-        rows, columns = ask.tokens.shape
-        passes.append((want, rows, columns, max(ask.cache.lengths, default=0)))
-        return answer_at_once(ask)
-
-    run.answer, run.open_cache = answer, lambda: PagedCache(pool)
-    with torch.no_grad():
-        for _ in run:
-            pass
-    return passes
-
-
-def merge_passes(requests: list[list[tuple[Any, int, int, int]]]) -> list[tuple[Any, int, int, int]]:
-    """Passes that come at the same time and want the same as one: steps of one token, and others by themselves."""
-    merged: list[tuple[Any, int, int, int]] = []
-    for number in range(max(map(len, requests))):
-        steps: dict[Any, list[tuple[int, int]]] = {}
-        reads: dict[Any, list[tuple[int, int, int]]] = {}
-        for want, rows, columns, held in (passes[number] for passes in requests if number < len(passes)):
-            if columns == 1:
-                steps.setdefault(want, []).append((rows, held))
-            else:
-                reads.setdefault(want, []).append((rows, columns, held))
-        for want, parts in steps.items():
-            merged.append((want, sum(rows for rows, _ in parts), 1, _round(max(held for _, held in parts))))
-        for want, longer in reads.items():  # as one row after the other: their lengths differ
-            tokens = sum(rows * columns for rows, columns, _ in longer)
-            rows = sum(rows for rows, _, _ in longer)
-            merged.append((want, rows, -(-tokens // rows), _round(max(held for _, _, held in longer))))
-    return merged
-
-
-def _round(count: int) -> int:
-    return -(-count // 64) * 64
-
-
-def time_pass(setting: Setting, want: Any, rows: int, columns: int, held: int) -> float:
-    """Seconds of a pass of a shape over blocks: the fastest of several."""
-    model, size = setting.lm.model, 64
-    cache = PagedCache(BlockPool(size, rows * (2 + (held + columns) // size)))
-    tokens = torch.randint(3, setting.vocab, (rows, max(held, columns)), device=setting.device)
-    seconds = []
-    with torch.no_grad():
-        if held:
-            answer_at_once(Ask(model, cache, tokens[:, :held]))
-        for _ in range(5):
-            setting.synchronize()
-            started = setting.clock()
-            answer_at_once(Ask(model, cache, tokens[:, :columns], None, want))
-            setting.synchronize()
-            seconds.append(setting.clock() - started)
-            cache.truncate([held] * rows)
-    return min(seconds)
 
 
 def measure_chats(setting: Setting) -> dict[str, float]:
@@ -391,42 +217,6 @@ def measure_peer(setting: Setting, reference: Any) -> dict[str, float]:
         return results
     best = max(rates)
     return results | {"transformers generate_batch": best, "engine, times generate_batch": own / best}
-
-
-def run_all(engine: unspool.Engine, prompts: list[list[int]], asked: list[dict[str, Any]]) -> None:
-    requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, asked, strict=False)]
-    for request in requests:
-        request.result()
-
-
-def run_static(setting: Setting, size: int, asked: dict[str, Any]) -> None:
-    for first in range(0, len(setting.prompts), size):
-        setting.lm.generate(setting.prompts[first : first + size], **asked)
-
-
-def free(setting: Setting) -> None:
-    gc.collect()
-    if setting.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def make_settings(options: argparse.Namespace) -> list[tuple[Setting, Any]]:
-    if options.model is not None:
-        lm = unspool.load(options.model, device=options.device)
-        return [(Setting(lm, options, options.model), None)]
-    settings = []
-    for shape in options.shapes:
-        config = {**make_config("1B"), **TINY, "vocab_size": 1000} if shape == "tiny" else make_config(shape)
-        if shape == "tiny":
-            config["num_key_value_heads"] = 2
-        dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-        weights = make_weights(config, options.device, dtype)
-        model = build_model(
-            config, MemorySource(weights), is_gguf=False, device=torch.device(options.device), dtype=dtype
-        )
-        lm = LanguageModel(LoadedParts(shape, Path(), model, None, unspool.GenerationConfig()))
-        settings.append((Setting(lm, options, shape), (config, weights)))
-    return settings
 
 
 def main() -> None:

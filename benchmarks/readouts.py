@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_step import make_weights  # benchmarks/gpu_step.py
 
 from unspool.api.starting import start
 from unspool.models.registry import build_model
@@ -47,35 +48,6 @@ ONE_BILLION = {
     "num_key_value_heads": 8,
 }
 TINY = {**SMOLLM2, "vocab_size": 512, "num_hidden_layers": 4}
-
-
-def make_weights(config: dict[str, Any], device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Random weights of a Llama with tied embeddings, under the names of the Hugging Face layout."""
-    hidden, ffn = config["hidden_size"], config["intermediate_size"]
-    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-    sizes = {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
-    }
-
-    def random(*size: int) -> torch.Tensor:
-        return torch.randn(*size, device=device, dtype=dtype) * 0.02
-
-    weights = {
-        "model.embed_tokens.weight": random(config["vocab_size"], hidden),
-        "model.norm.weight": torch.ones(hidden, device=device, dtype=dtype),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        weights |= {f"{at}{name}.weight": random(*size) for name, size in sizes.items()}
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"{at}{name}.weight"] = torch.ones(hidden, device=device, dtype=dtype)
-    return weights
 
 
 def list_methods(ids: torch.Tensor) -> dict[str, dict[str, Any]]:

@@ -123,7 +123,7 @@ def ask_server(address: str, model: str, *, may_end: bool = False) -> Ask:
         writer.close()
         return times
 
-    ask.may_end = may_end  # type: ignore[attr-defined]
+    ask.may_end = may_end
     return ask
 
 

@@ -1,10 +1,12 @@
-"""Is this a number that can be computed with? The one check for numbers that come from outside."""
+"""Is this a number that can be computed with, or a token's? The checks of numbers that come from outside."""
 
 from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
+
+LARGEST_TOKEN_ID: Final = 2**31 - 1
 
 
 def is_number(value: Any, *, allows_infinity: bool = False) -> TypeGuard[float]:
@@ -16,3 +18,8 @@ def is_number(value: Any, *, allows_infinity: bool = False) -> TypeGuard[float]:
     except OverflowError:  # an int beyond the largest float
         return False
     return not math.isnan(number) if allows_infinity else math.isfinite(number)
+
+
+def is_token_id(value: Any) -> TypeGuard[int]:
+    """Whether a value can be the id of a token, of whatever vocabulary; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_TOKEN_ID

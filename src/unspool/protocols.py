@@ -127,6 +127,7 @@ class Forward:
     epilogue: Any = None  # what `Want.epilogue` gave, if the pass did it itself; `likeliest` is by its scores then
     # Whether states and weights are in the columns that the caller gave and need no more padding.
     is_laid_out: bool = False
+    state_rows: int = 0  # the dimension of the rows where hidden states have four: streams stand before or behind
     path: str = "eager"  # or "captured" (a CUDA graph), "library" (one call of C), "compiled": how the pass was run
     path_reason: str = ""  # why it was not faster, if that is known
 

@@ -80,12 +80,12 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
             self.calls += 1
             if self.calls > 1:
                 raise OSError(28, "No space left on device")
-            return self.file.write(data[:3])  # type: ignore[attr-defined,no-any-return]
+            return self.file.write(data[:3])
 
         def __getattr__(self, name: str) -> object:
             return getattr(self.file, name)
 
-    output.answers._file = Full(output.answers._file)  # type: ignore[assignment]
+    output.answers._file = Full(output.answers._file)
     with pytest.raises(InputError, match="No space left on device"):
         output.answers.write({"line": 2})
     output.close()

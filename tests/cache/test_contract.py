@@ -69,7 +69,7 @@ def test_flat_tokens_are_stored_where_filled_ones_are(cache: Cache) -> None:
     plain.read(3, [3, 1, 2])
     if FLAT not in cache.can:
         with pytest.raises(UnsupportedError, match="take flat tokens"):
-            cache.write_flat(0, torch.zeros(1, 2, HEADS, WIDTH), None)  # type: ignore[arg-type]  # never looked at
+            cache.write_flat(0, torch.zeros(1, 2, HEADS, WIDTH), None)  # never looked at
         return
     counts, new = [2, 0, 5], torch.arange(15.0).view(3, 5) + plain.written
     plain.written += new.numel()

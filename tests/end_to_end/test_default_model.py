@@ -97,6 +97,6 @@ def test_quantised_caches_give_the_tokens_of_operators(lm: unspool.LanguageModel
 
     made, path = answer()
     assert path == "library"
-    with lm.model.without_paths("library"):  # type: ignore[attr-defined]
+    with lm.model.without_paths("library"):
         tokens, path = answer()
         assert tokens == made and path == "eager"

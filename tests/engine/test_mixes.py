@@ -262,7 +262,7 @@ def test_requests_that_wait_for_copies_let_others_go_on(monkeypatch: pytest.Monk
     def read(fetched: sending.Fetched) -> Any:
         wait = sending._waits.get()
         if wait is not None:
-            wait(Copy())  # type: ignore[arg-type]  # as a GPU's event
+            wait(Copy())  # as a GPU's event
         return whole(fetched)
 
     lm, common = make_lm(), {"max_new_tokens": 12, "eos_token_id": None}

@@ -229,7 +229,7 @@ def run(
             if not busy:
                 break
             for pipe in wait(list(busy), timeout=1.0):
-                busy[pipe].listen(tell)  # type: ignore[index]
+                busy[pipe].listen(tell)
             for worker in workers:
                 worker.watch(tell)
             if clock.now() - told > 10:

@@ -8,18 +8,18 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+HAS_GPU = torch.cuda.is_available()
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"
-    ),
+    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
 ]
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 # Triton's interpreter knows no bfloat16 in every operation; a GPU does.
-DTYPES = [torch.float32] if not torch.cuda.is_available() else [torch.float32, torch.bfloat16, torch.float16]
-HALF_DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
+DTYPES = [torch.float32, torch.bfloat16, torch.float16] if HAS_GPU else [torch.float32]
+HALF_DTYPES = [torch.float16] + ([torch.bfloat16] if HAS_GPU else [])
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -5,25 +5,18 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, pytestmark
 
 from unspool.decoding.beams.selection import Drawing, Selection, read_candidates, select_by_operators
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+__all__ = ["pytestmark"]
+
 INF = float("inf")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
 
 
 def make_settings(num_beams: int, num_ends: int) -> BeamSettings:

@@ -5,15 +5,14 @@ The kernels run on a GPU, or slowly in Triton's interpreter, with `TRITON_INTERP
 
 from __future__ import annotations
 
-import os
 import tempfile
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, HAS_GPU, needs_gpu, pytestmark
 
 import unspool
 from unspool.kernels.attention import attend
@@ -22,15 +21,8 @@ from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 from unspool.protocols import Want
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+__all__ = ["pytestmark"]
+
 DTYPES = [torch.float32, torch.bfloat16] if HAS_GPU else [torch.float32]
 SHAPES = {
     "t5": {"feed_forward_proj": "relu"},

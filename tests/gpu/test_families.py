@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+import unspool
+from unspool.models.decoder import mixture
+from unspool.models.registry import build_model
+from unspool.models.weights import MemorySource
+
 transformers = pytest.importorskip("transformers")
 
-from tests.models.conftest import CASES, make_pair  # noqa: E402
-
-import unspool  # noqa: E402
-from unspool.models.decoder import mixture  # noqa: E402
-from unspool.models.registry import build_model  # noqa: E402
-from unspool.models.weights import MemorySource  # noqa: E402
+from tests.models.conftest import CASES, make_pair  # noqa: E402 - which imports transformers
 
 pytestmark = [
     pytest.mark.gpu,

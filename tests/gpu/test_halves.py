@@ -15,7 +15,7 @@ from tests.gpu.test_packed_step import make_packed
 
 from unspool.kernels.packing import Scheme
 from unspool.kernels.rotary import RotaryTable, rotate_
-from unspool.models.assembly import pair_neighbours_
+from unspool.models.head_order import pair_neighbours_
 
 __all__ = ["pytestmark"]
 

@@ -6,16 +6,15 @@ The kernels also run, slowly, in Triton's interpreter: `TRITON_INTERPRET=1 pytes
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from tests.conformance import cases
 from tests.conformance.cases import GOLDENS, Case, read_cases, run_case
+from tests.gpu.kernel_checks import DTYPES, HAS_GPU, needs_gpu, pytestmark
 
 import unspool
 from unspool.cache import BlockPool, PagedCache
@@ -23,16 +22,9 @@ from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.key_layout import KeyLayout
 from unspool.protocols import Forward, Want
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+__all__ = ["pytestmark"]
+
 DEVICE = torch.device("cuda:0" if HAS_GPU else "cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16] if HAS_GPU else [torch.float32]
 SIZES = [16, 64, 256] if HAS_GPU else [16, 64]
 WINDOW = 50
 

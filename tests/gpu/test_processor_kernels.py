@@ -5,12 +5,11 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, HAS_GPU, pytestmark
 
 from unspool import (
     DRYLogitsProcessor,
@@ -30,16 +29,10 @@ from unspool import (
     XTCLogitsWarper,
 )
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+__all__ = ["pytestmark"]
+
 INF = float("inf")
 NO_IDS = torch.zeros(0, 0, dtype=torch.int64)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
 KINDS = ("spread", "peaked", "coarse", "whole numbers", "few", "far")
 VOCABS = [40, 9_000, 128_256] if HAS_GPU else [40, 9_000]
 

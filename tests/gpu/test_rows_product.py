@@ -5,28 +5,18 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.gpu.kernel_checks import DEVICE, HALF_DTYPES, pytestmark
 
 from unspool.kernels.cpu.blocks import quantise_rows
 from unspool.kernels.norms import layer_norm, rms_norm
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"
-    ),
-]
-# Triton's interpreter knows no bfloat16 in every operation; a GPU does.
-DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
+__all__ = ["pytestmark"]
+
 KINDS = ["plain", "int4", "int8", "fp8"]
 
 
@@ -41,7 +31,7 @@ def make_matrix(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tup
     if kind == "plain":
         weight = numbers.to(DEVICE, dtype)
         return weight, weight.double()
-    blocks = quantise_rows(numbers, kind)  # type: ignore[arg-type]
+    blocks = quantise_rows(numbers, kind)
     return lay_out_words(blocks, DEVICE), blocks.dequantise().to(DEVICE).double()
 
 
@@ -56,7 +46,7 @@ def find_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("manner", "tiling", "blocks"),
@@ -101,7 +91,7 @@ def test_parts_add_up(kind: str, splits: int) -> None:
     from unspool.kernels.gpu.products.parts import add_parts
     from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 
-    dtype = DTYPES[-1]
+    dtype = HALF_DTYPES[-1]
     weight, exact = make_matrix(kind, 48, 32 * 67, dtype)
     x, bias = torch.randn(3, 32 * 67, device=DEVICE).to(dtype), torch.randn(48, device=DEVICE).to(dtype)
     parts = torch.full((splits, 3, 48), torch.nan, device=DEVICE)
@@ -120,7 +110,7 @@ def test_parts_and_the_norm_after_them(manner: str, width: int) -> None:
     """The norm is that of the rounded sum, which is written too."""
     from unspool.kernels.gpu.products.parts import add_parts
 
-    dtype = DTYPES[-1]
+    dtype = HALF_DTYPES[-1]
     parts, x = torch.randn(3, 5, width, device=DEVICE), torch.randn(5, width, device=DEVICE).to(dtype)
     norm, shift = (torch.randn(width, device=DEVICE).to(dtype) for _ in range(2))
     total = x.double() + parts.double().sum(0)
@@ -141,7 +131,7 @@ def test_parts_and_the_norm_after_them(manner: str, width: int) -> None:
 def test_a_row_without_a_number_spoils_no_other(kind: str) -> None:
     from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 
-    dtype = DTYPES[-1]
+    dtype = HALF_DTYPES[-1]
     weight, exact = make_matrix(kind, 64, 256, dtype)
     x, out = torch.randn(4, 256, device=DEVICE).to(dtype), torch.empty(4, 64, device=DEVICE)
     x[2, 77] = torch.nan
@@ -160,7 +150,7 @@ def test_arranged_rows(bits: int, blocks: int) -> None:
     from unspool.kernels.gpu.products.parts import add_parts
     from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 
-    dtype, width = DTYPES[-1], 32 * blocks
+    dtype, width = HALF_DTYPES[-1], 32 * blocks
     x, norm = (torch.randn(rows, width, device=DEVICE).to(dtype) for rows in (3, 1))
     expected = arrange_plainly(x, bits)
     assert torch.equal(arrange(x, bits), expected)
@@ -188,7 +178,7 @@ def test_quantised_products_as_a_step_takes_them(kind: str, rows: int, manner: s
     from unspool.kernels.gpu.products.arranging import arrange_plainly
     from unspool.kernels.gpu.products.product import find_order, multiply
 
-    dtype, inputs = DTYPES[-1], 32 * blocks
+    dtype, inputs = HALF_DTYPES[-1], 32 * blocks
     weight, exact = make_matrix(kind, outputs * (2 if manner == "gated" else 1), inputs, dtype)
     x, norm = (torch.randn(count, inputs, device=DEVICE).to(dtype) for count in (rows, 1))
     assert find_order(weight, x) == weight.bits

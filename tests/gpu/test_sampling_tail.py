@@ -5,13 +5,12 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, HAS_GPU, needs_gpu, pytestmark
 
 from unspool import (
     EpsilonLogitsWarper,
@@ -29,17 +28,10 @@ from unspool.decoding.select import NO_TOKEN, draw, draw_plainly
 from unspool.decoding.tails import JoinedTails, draw_by_kernels, draw_by_operators, draw_from_tail
 from unspool.logits.fused import FusedTail, split_tail
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+__all__ = ["pytestmark"]
+
 INF = float("inf")
 NAN = float("nan")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 # temperature, top_k, top_p, min_p
 CHAINS: dict[str, tuple[Any, ...]] = {
     "usual": (0.8, 50, 0.9, None),

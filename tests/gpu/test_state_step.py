@@ -5,13 +5,12 @@ The kernels run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, needs_gpu, pytestmark
 
 import unspool
 from unspool.decoding import choice
@@ -20,15 +19,8 @@ from unspool.models.mamba.second import Mamba2
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+__all__ = ["pytestmark"]
+
 HIDDEN, LAYERS, STATES, VOCAB, RANK = 96, 3, 6, 211, 5
 
 

@@ -5,11 +5,9 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, pytestmark
 
 from unspool.kernels.contexts import Text
 from unspool.watermark import (
@@ -21,15 +19,9 @@ from unspool.watermark import (
 from unspool.watermark.contexts import is_last_repeated, take_windows
 from unspool.watermark.tournament import PackedBits, mark_plainly
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+__all__ = ["pytestmark"]
+
 INF = float("inf")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
 
 
 def make_scores(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -163,7 +155,7 @@ def test_green_lists_are_torch_s_permutations(vocab: int, num_first: int, bias: 
 
 @pytest.mark.parametrize(("vocab", "num_first"), [(2, 1), (160, 40), (997, 996), (3000, 750)])
 def test_single_tokens_are_followed_through_the_shuffle(vocab: int, num_first: int) -> None:
-    from unspool.kernels.gpu.marks.green_lists import are_first
+    from unspool.kernels.gpu.marks.own_lists import are_first
 
     tokens = torch.arange(0, vocab, max(1, vocab // 40))
     seeds = (tokens * 7919 + 12345) & twister.SEED_BITS
@@ -173,15 +165,29 @@ def test_single_tokens_are_followed_through_the_shuffle(vocab: int, num_first: i
 
 @pytest.mark.parametrize(("vocab", "width"), [(160, 1), (3000, 4)])
 def test_candidates_are_raised_by_their_own_lists(vocab: int, width: int) -> None:
-    from unspool.kernels.gpu.marks.green_lists import DeviceOwnLists, raise_own
+    from unspool.kernels.gpu.marks.own_lists import DeviceOwnLists, raise_own
 
     settings = {"greenlist_ratio": 0.25, "bias": 2.0, "seeding_scheme": "selfhash", "context_width": width}
     mark = WatermarkLogitsProcessor(vocab, "cpu", hashing_key=2**40 + 7, **settings)
     scores, ids = make_scores(3, vocab), make_ids(3, 6, vocab)
-    highest, candidates = scores.topk(40)
     assert mark._table is not None
-    lists = DeviceOwnLists(
-        mark._table.to(DEVICE), torch.tensor([2**40 + 7], device=DEVICE), width - 1, mark.greenlist_size
-    )
-    arguments = [one.to(DEVICE) for one in (scores, ids, highest, candidates)]
-    assert torch.equal(raise_own(*arguments, lists, 2.0).cpu(), mark(ids, scores))
+    table, key = mark._table.to(DEVICE), torch.tensor([2**40 + 7], device=DEVICE)
+    lists = DeviceOwnLists(table, key, width - 1, mark.greenlist_size, 40)
+    assert torch.equal(raise_own(scores.to(DEVICE), ids.to(DEVICE), lists, 2.0).cpu(), mark(ids, scores))
+
+
+@pytest.mark.parametrize(("vocab", "k"), [(40, 40), (160, 40), (3000, 40), (5000, 7)])
+@pytest.mark.parametrize("kinds", [0, 50, 2])  # of scores: the fewer, the more of them tie
+def test_candidates_are_the_likeliest(vocab: int, k: int, kinds: int) -> None:
+    from unspool.kernels.gpu.marks.own_lists import list_candidates
+
+    scores = make_scores(4, vocab)
+    scores = (kinds * scores.sigmoid()).floor() if kinds else scores
+    scores[1, 3:] = -INF  # fewer than k are possible
+    scores[2, 5], scores[3, vocab // 2] = INF, float("nan")
+    copy, found = list_candidates(scores.to(DEVICE), k)
+    torch.testing.assert_close(copy.cpu(), scores, atol=0, rtol=0, equal_nan=True)
+    order = scores[:2].sort(descending=True, stable=True)
+    expected = order.indices[:, :k].masked_fill(order.values[:, :k].isneginf(), -1)
+    assert torch.equal(found[:2].cpu(), expected.to(torch.int32))
+    assert (found[2:] == -1).all()

@@ -5,14 +5,13 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.kernel_checks import DEVICE, HAS_GPU, needs_gpu, pytestmark
 
 from unspool import (
     EpsilonLogitsWarper,
@@ -30,17 +29,10 @@ from unspool.decoding.select import NO_TOKEN, draw_plainly
 from unspool.decoding.tails import draw_by_operators, draw_by_search, draw_from_tail
 from unspool.logits.fused import FusedTail, split_tail
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+__all__ = ["pytestmark"]
+
 INF = float("inf")
 NAN = float("nan")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter counts with numpy
-    pytest.mark.skipif(not HAS_GPU and not IS_INTERPRETED, reason="needs a CUDA device or Triton's interpreter"),
-]
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 KINDS: dict[str, Any] = {
     "temperature": TemperatureLogitsWarper,
     "top_k": TopKLogitsWarper,

@@ -132,7 +132,7 @@ def test_a_stop_ends_rows_with_its_reason() -> None:
     [
         (object(), "takes entries of unspool.plugins"),
         (Lift, "takes entries of unspool.plugins"),
-        (ProcessorEntry(processor=Lift, parameters=("lift",)), "the entry of a processor is wrong"),  # type: ignore
+        (ProcessorEntry(processor=Lift, parameters=("lift",)), "the entry of a processor is wrong"),
         (ProcessorEntry(processor=Lift), "no setting that switches it on"),
         (ProcessorEntry(processor=Lift, parameters=(PARAMETERS["top_k"],)), "there is a processor 'top_k' already"),
         (
@@ -152,13 +152,13 @@ def test_a_stop_ends_rows_with_its_reason() -> None:
             "needs a Python name",
         ),
         (
-            ProcessorEntry(processor=Lift, parameters=LIFT.parameters, stage="never"),  # type: ignore[arg-type]
+            ProcessorEntry(processor=Lift, parameters=LIFT.parameters, stage="never"),
             "the stage 'never'",
         ),
         (ProcessorEntry(processor=Lift, parameters=LIFT.parameters, after="nobody"), "after 'nobody'"),
         (CacheKindEntry("static", len), "there is a kind of cache 'static' already"),
         (CacheKindEntry("", len), "a kind of cache needs a name"),
-        (CacheKindEntry("cupboard", None), "has no function that makes it"),  # type: ignore[arg-type]
+        (CacheKindEntry("cupboard", None), "has no function that makes it"),
         (replace(LLAMA, name="cat"), "LlamaForCausalLM is read by the family 'llama' already"),
         (replace(LLAMA, architectures=("Cat",)), "there is a model family 'llama' already"),
         (replace(LLAMA, name="cat", architectures=(), gguf=()), "names no architecture"),

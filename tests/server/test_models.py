@@ -100,6 +100,8 @@ def test_what_a_server_refuses_to_be() -> None:
         serve(fake, requests=0)
     with pytest.raises(SettingError, match="not an address"):
         serve(fake, host="no such host.invalid", allows_anyone=True)
+    with pytest.raises(SettingError, match="65536 is no port"):
+        serve(fake, port=65_536)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -141,7 +141,7 @@ def test_bad_calls(smollm2: Tokenizer, call: Any, error: type[Exception], words:
 
 
 def test_too_much_text(smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unspool.text.tokenizer.MAX_TEXT_CHARACTERS", 10)
+    monkeypatch.setattr("unspool.text.text_encoder.MAX_TEXT_CHARACTERS", 10)
     assert smollm2(["12345", "67890"]).input_ids
     with pytest.raises(InputError, match="at most 10"):
         smollm2(["12345", "678901"])

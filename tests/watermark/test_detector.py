@@ -170,7 +170,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(SettingError, match="no `vocab_size`"):
         WatermarkDetector({}, "cpu", WatermarkingConfig())
     with pytest.raises(SettingError, match="not str"):
-        WatermarkDetector(MODEL, "cpu", "green")  # type: ignore[arg-type]
+        WatermarkDetector(MODEL, "cpu", "green")
 
 
 def test_differences_are_told_without_keys() -> None:

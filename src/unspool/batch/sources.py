@@ -122,7 +122,7 @@ class ColumnFile(Source):
         super().__init__(path)
         self._names = {column: name for name, column in names.items()}
         try:
-            import pyarrow  # noqa: F401
+            import pyarrow  # noqa: F401 - is it there?
         except ImportError as error:
             raise MissingExtraError("pyarrow", "batch", f"reading {path.suffix} files") from error
         with _open_table(path) as table:
@@ -176,8 +176,8 @@ def _open_table(path: Path) -> Iterator[_Table]:
             with pq.ParquetFile(path) as file:
                 groups = range(file.num_row_groups)
                 sizes = [file.metadata.row_group(place).num_rows for place in groups]
-                read = lambda first: file.iter_batches(_ROWS, row_groups=groups[first:])  # noqa: E731
-                yield _Table(file.schema_arrow.names, sizes, read)
+                names = file.schema_arrow.names
+                yield _Table(names, sizes, lambda first: file.iter_batches(_ROWS, row_groups=groups[first:]))
         else:
             with pa.memory_map(str(path)) as memory, pa.ipc.open_file(memory) as file:
                 places = range(file.num_record_batches)

@@ -91,7 +91,7 @@ class Cache(RowChanges, ReferenceSurface, SharedRows, ReadByAddress, KeysInView)
         A cache whose rows share keys returns both as `BranchedKeys`, to models that say they can read them.
         """
 
-    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+    def write_flat(self, layer: int, kv: torch.Tensor, ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
         """Store a ragged pass's real tokens `kv` (tokens, 2, heads, width), and nothing past a row's end; return keys
         and values (rows, room, heads, width), each at the index of its position. For kinds that say `FLAT`."""
         self.require(FLAT)
@@ -146,7 +146,7 @@ class Cache(RowChanges, ReferenceSurface, SharedRows, ReadByAddress, KeysInView)
     def _open(self, rows: int) -> None:
         """Called once, before the first positions of so many rows are written."""
 
-    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         """Make sure that every row can be written from its start to its stop; `stop` is where the pass ends."""
         self._reserve(stop)
 

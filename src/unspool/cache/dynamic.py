@@ -53,7 +53,7 @@ class DynamicCache(RowCache, GrowingSurface):
         return part
 
     @classmethod
-    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:  # noqa: ARG003 - it needs none
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> DynamicCache:
         cache = cls(capacity=max(lengths, default=1))
         cache._fill(tensors, lengths)
         return cache

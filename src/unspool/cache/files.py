@@ -40,9 +40,9 @@ class Savable:
     @classmethod
     def _unpack(
         cls,
-        facts: dict[str, Any],  # noqa: ARG003 - kinds that can be saved read them
-        tensors: dict[str, torch.Tensor],  # noqa: ARG003
-        lengths: list[int],  # noqa: ARG003
+        facts: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
+        lengths: list[int],
     ) -> Any:
         """The cache that `_pack` took apart; raises a ValueError for parts that do not belong together."""
         raise UnsupportedError(f"a {cls.__name__} can't be loaded")

@@ -92,7 +92,7 @@ class MambaCache(StateSurface, FixedCache):
         store = self._store
         return store.conv, store.next_conv, store.ssm, store.next_ssm
 
-    def advance(self, rows: int) -> None:  # noqa: ARG002 - the contract's argument
+    def advance(self, rows: int) -> None:
         raise UnsupportedError("a MambaCache is written through begin(), extend() and end()")
 
     # --- rows ----------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class MambaCache(StateSurface, FixedCache):
         return {}, {"conv": self._store.conv, "ssm": self._store.ssm}
 
     @classmethod
-    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> MambaCache:  # noqa: ARG003 - the shapes say it all
+    def _unpack(cls, facts: dict[str, Any], tensors: dict[str, torch.Tensor], lengths: list[int]) -> MambaCache:
         conv, ssm = tensors["conv"], tensors["ssm"]
         layers, rows, kernel, channels = conv.shape
         if ssm.dim() != 4 or ssm.shape[:2] != (layers, rows) or (lengths and len(lengths) != rows):
@@ -208,7 +208,7 @@ class MambaCache(StateSurface, FixedCache):
             )
         return rows, int(state.shape[2])
 
-    def write(self, layer: int, kv: torch.Tensor) -> NoReturn:  # noqa: ARG002 - the contract's arguments
+    def write(self, layer: int, kv: torch.Tensor) -> NoReturn:
         raise refuse_keys()
 
     def update(self, *_: Any, **__: Any) -> NoReturn:

@@ -28,11 +28,11 @@ class StateSurface:
         """The layers, with their states."""
         return [StateLayer(self, layer) for layer in range(self.num_layers)]
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:  # noqa: ARG002
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Whether anything was read."""
         return any(self.lengths)
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:  # noqa: ARG002 - it has one
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:  # it has one
         """A layer's window (rows, channels, conv_kernel_size), to be written in place; None before the first pass."""
         if self.has_heads:
             raise UnsupportedError(
@@ -46,7 +46,7 @@ class StateSurface:
             self._num_assumed = 1
         return self._store.conv[layer_idx].transpose(1, 2)
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:  # noqa: ARG002
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """A layer's state (rows, channels, state_size), to be written in place."""
         return self._store.ssm[layer_idx].transpose(1, 2) if any(self.lengths) else None
 
@@ -66,7 +66,7 @@ class StateSurface:
         self,
         recurrent_states: torch.Tensor,
         layer_idx: int,
-        state_idx: int = 0,  # noqa: ARG002 - a layer has one
+        state_idx: int = 0,  # a layer has one
         **__: Any,
     ) -> torch.Tensor:
         """Replace a layer's state (rows, channels, state_size); return it."""
@@ -80,7 +80,7 @@ class StateSurface:
             "out, or call unspool.generate(model, …)"
         )
 
-    def is_recording_past(self, layer_idx: int = 0) -> bool:  # noqa: ARG002 - layers are alike
+    def is_recording_past(self, layer_idx: int = 0) -> bool:  # layers are alike
         """Whether more than the last states is kept."""
         return False
 

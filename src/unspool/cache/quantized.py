@@ -65,8 +65,8 @@ class QuantizedCache(StoredCache, GrowingSurface):
     def _make_like(
         cls,
         config: QuantizedCacheConfig,
-        facts: dict[str, Any],  # noqa: ARG003 - kinds of a fixed size read it there
-        tensors: dict[str, torch.Tensor],  # noqa: ARG003 - likewise
+        facts: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
     ) -> Self:
         """An empty cache of the size that was saved."""
         return cls(config)
@@ -155,7 +155,7 @@ class QuantizedStaticCache(FixedCache, QuantizedCache):
             raise ValueError(f"max_cache_len={room} is more than the buffers hold")
         return cls(config, sizes.as_config(), rows, room, sizes.devices[0], sizes.dtype)
 
-    def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:  # noqa: ARG002 - refused
+    def batch_split(self, full_batch_size: int, split_size: int) -> list[Self]:
         raise SettingError("the rows of a static cache stay together; use a quantised cache that grows")
 
 

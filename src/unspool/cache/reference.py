@@ -37,13 +37,13 @@ class ReferenceSurface(ABC):
     def _open_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         """Check that so many rows fit, and make room for every row from its start to its stop."""
 
-    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> Pair:  # noqa: ARG002 - kinds that can, do
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> Pair:
         """Store `kv` (rows, new, 2, heads, width) in one layer; return the keys and values that `update` returns."""
         raise UnsupportedError(
             f"a {type(self).__name__} is written by unspool's own models; use merge() for a plain one"
         )
 
-    def _show(self, layer: int) -> Pair:  # noqa: ARG002 - likewise
+    def _show(self, layer: int) -> Pair:
         """A layer's keys and values as they are held."""
         raise UnsupportedError(f"a {type(self).__name__} can't show its keys layer by layer")
 
@@ -130,11 +130,11 @@ class ReferenceSurface(ABC):
             )
         self._is_recording = True
 
-    def is_recording_past(self, layer_idx: int = 0) -> bool:  # noqa: ARG002 - layers are alike
+    def is_recording_past(self, layer_idx: int = 0) -> bool:  # layers are alike
         """Whether more than the last states is kept, for the layers of transformers that keep states."""
         return False
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002 - layers are alike
+    def get_max_length(self, layer_idx: int | None = None) -> int:  # layers are alike
         """The most positions this cache can hold; -1 if it grows."""
         limit = self.get_max_cache_shape()
         return -1 if limit is None else limit

@@ -148,18 +148,18 @@ class SinkCache(StoredCache):
             )
         return self._rotation.find_turns(layer, torch.tensor(by, device=device))
 
-    def places(self, *, in_order: bool = False) -> None:  # noqa: ARG002 - keys move between passes
+    def places(self, *, in_order: bool = False) -> None:  # keys move between passes
         return None
 
-    def advance(self, rows: int) -> None:  # noqa: ARG002 - likewise
+    def advance(self, rows: int) -> None:
         raise UnsupportedError("a SinkCache is written through begin(), write() and end()")
 
     # --- what is in view -----------------------------------------------------------------------------
-    def mask(self, span: Span, window: int | None = None) -> Mask:  # noqa: ARG002 - its own span has the positions
+    def mask(self, span: Span, window: int | None = None) -> Mask:
         assert self._real is not None
         return self._store.mask(self._real, window)
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - likewise
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
         """Where every key in view stands for the pass's queries: (rows, keys)."""
         assert self._real is not None
         real = self._store.find_positions(self._real)

@@ -60,7 +60,7 @@ class StaticCache(FixedCache, RowCache):
         return cache
 
     # --- the reference's surface ---------------------------------------------------------------------
-    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`update` returns whole buffers."""
         assert self.max_cache_len is not None
         return self.max_cache_len, 0

@@ -96,7 +96,7 @@ class StoredCache(Cache):
     def steady(self) -> AbstractContextManager[Any]:
         return self._store.steady()
 
-    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - they always are
+    def places(self, *, in_order: bool = False) -> Places | None:  # they always are
         if type(self).write is not StoredCache.write:
             return None  # a kind that stores in a way of its own
         return self._store.places()

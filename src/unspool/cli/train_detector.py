@@ -14,6 +14,7 @@ from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.reading import read_prompts
 from unspool.errors import InputError, LoadError
+from unspool.numeric import is_token_id
 from unspool.small_files import read_json_object, write_text
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _check_texts(texts: Any, path: Path) -> dict[str, list[list[int]]]:
     for rows in texts.values() if is_sound else ():
         is_sound = is_sound and isinstance(rows, list) and len(rows) <= MOST_TEXTS
         is_sound = is_sound and all(isinstance(row, list) and len(row) <= MOST_TOKENS for row in rows)
-        is_sound = is_sound and all(type(token) is int and 0 <= token < 1 << 31 for row in rows for token in row)
+        is_sound = is_sound and all(is_token_id(token) for row in rows for token in row)
     if not is_sound:
         raise LoadError(f"{path} does not hold texts; remove it to begin anew")
     kept: dict[str, list[list[int]]] = texts

@@ -65,7 +65,10 @@ _TABLE: tuple[Parameter, ...] = (
         "choice",
         "cache",
         "Kind of cache; docs/caches.md says what each keeps.",
-        choices=("hybrid_chunked", "offloaded_hybrid_chunked"),  # the reference's, not here: refused by their names
+        choices=(
+            "hybrid_chunked",
+            "offloaded_hybrid_chunked",
+        ),  # for objects of the reference; native models refuse them
         named_by="unspool.cache.kinds:KINDS",
         needs=_CACHE,
     ),
@@ -126,7 +129,7 @@ _TABLE: tuple[Parameter, ...] = (
         None,
         "integer",
         "sampling",
-        "Seed of the draws, one or one a row: the same request gives the same tokens alone or in a batch.",
+        "Seed of the draws, one number or one per row: the same request gives the same tokens alone or in a batch.",
         at_least=0,
         at_most=LARGEST_SEED,
         may_be_per_row=True,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from unspool.errors import SettingError
+from unspool.numeric import is_token_id
 
-LARGEST_ID = 2**31 - 1
 MOST_IDS = 65_536
 
 
@@ -17,7 +17,7 @@ def check_phrase(name: str, phrase: Any) -> None:
     if len(phrase) > MOST_IDS:
         raise SettingError(f"`{name}` has a phrase of {len(phrase)} tokens; at most {MOST_IDS} are taken.")
     for token in phrase:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= LARGEST_ID:
+        if not is_token_id(token):
             raise SettingError(
                 f"`{name}` must be made of token ids, which are integers from 0 on, but {phrase!r:.200} "
                 f"contains {token!r:.200}."

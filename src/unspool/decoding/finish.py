@@ -108,7 +108,11 @@ class JoinedFinish(Finish):
         """Two sets of rows, whose columns move by `shifts` when they come together."""
         return cls([*own.split(numbers, shifts[0]), *other.split(others, shifts[1])])
 
-    def split(self, numbers: Collection[int], shift: int) -> list[tuple[Finish, Collection[int], int]]:  # noqa: ARG002
+    def split(
+        self,
+        numbers: Collection[int],  # noqa: ARG002 - each part knows its own
+        shift: int,
+    ) -> list[tuple[Finish, Collection[int], int]]:
         """The parts, with their columns moved."""
         return [(finish, own, before + shift) for finish, own, before in self._parts]
 

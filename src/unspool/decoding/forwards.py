@@ -43,8 +43,9 @@ def take_position(forward: Forward, place: int, num_new: int) -> Forward:
     """The states and weights of one of `num_new` positions of a pass, as a pass over that position returns them."""
 
     def pick_states(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
-        # Columns come before the width: some models have a dimension of streams before the rows.
-        return None if tensors is None else tuple(tensor[..., place : place + 1, :] for tensor in tensors)
+        if tensors is None:
+            return None
+        return tuple(tensor.narrow(_find_rows(forward, tensor) + 1, place, 1) for tensor in tensors)
 
     def pick_weights(tensors: tuple[torch.Tensor, ...] | None, num_later: int) -> tuple[torch.Tensor, ...] | None:
         if tensors is None:
@@ -70,8 +71,7 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     def pick_states(tensors: Any) -> Any:
         if isinstance(tensors, tuple | list):
             return type(tensors)(map(pick_states, tensors))
-        # Some models have a dimension of streams before the rows.
-        return None if tensors is None else tensors.index_select(1 if tensors.dim() == 4 else 0, index)
+        return None if tensors is None else tensors.index_select(_find_rows(forward, tensors), index)
 
     def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.index_select(0, index)
@@ -87,3 +87,8 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
         likeliest=pick_one(forward.likeliest) if forward.epilogue is None else None,
         epilogue=None,  # rows may come twice in the logits and once in it: the readout does it again in torch
     )
+
+
+def _find_rows(forward: Forward, state: torch.Tensor) -> int:
+    """The dimension of the rows in a layer's hidden state; columns are the next one."""
+    return forward.state_rows if state.dim() == 4 else 0

@@ -178,7 +178,7 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
     if start:
         if len(start) not in (1, rows):
             raise SettingError(
-                f"decoder_start_token_id has {len(start)} values for {rows} rows; give one, or one a row"
+                f"decoder_start_token_id has {len(start)} values for {rows} rows; give one, or one per row"
             )
         column = torch.tensor(start if len(start) == rows else start * rows, dtype=torch.int64)
         first = column[:, None].to(model.device)  # (rows, 1)

@@ -38,7 +38,7 @@ def _weave(values: list[Any]) -> Any:
     first = values[0]
     if any(value is None for value in values):  # what only some passes found on their way
         return None
-    if isinstance(first, str | bool):
+    if isinstance(first, str | int):
         return first
     if isinstance(first, tuple):
         return tuple(_weave(list(column)) for column in zip(*values, strict=True))

@@ -1,4 +1,4 @@
-"""The one reader: every pass of a model in a call is asked for here, and nowhere else.
+"""The one reader: every pass of a model in a call is asked for here; `stretching` takes several steps at once.
 
 A `Reader` owns a model, its cache and what is left to read. What it needs is an `Ask`; its `answer` function gives the
 `Forward`. `generate()` answers at once. An engine's function may suspend the run until a pass over the rows of many
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +25,11 @@ from unspool.protocols import (
     LAST,
     Answer,
     Ask,
-    Choose,
     Encoded,
     Forward,
     Model,
     SourceAnswer,
     SourceAsk,
-    Stretching,
     Want,
 )
 
@@ -112,9 +109,8 @@ class Reader:
         self._prompt_embeds = prompt_embeds
         self._prompt_lengths = list(prompt_lengths)
         self._divides_rows = divides_rows
-        self._num_parts = 1  # passes that the rows are divided into
+        self.num_parts = 1  # passes that the rows are divided into
         self._is_trying = False  # whether the cache is in a trial
-        self._stretch_path = ""  # how the last steps that were taken at once were run
 
     # --- passes --------------------------------------------------------------------------------------
     def ask(
@@ -135,11 +131,11 @@ class Reader:
             self.want if want is None else want,
             embeds,
         )
-        if self._num_parts == 1:
+        if self.num_parts == 1:
             forward = self.answer(ask)
         else:
-            forward = ask_in_parts(self.answer, ask, self._num_parts)
-        self.num_passes += self._num_parts
+            forward = ask_in_parts(self.answer, ask, self.num_parts)
+        self.num_passes += self.num_parts
         self.path, self.path_reason = forward.path, forward.path_reason
         return forward
 
@@ -282,60 +278,6 @@ class Reader:
         self.cache.truncate([length - num_steps for length in self.cache.lengths])
         self.num_passes -= num_steps
 
-    # --- several greedy steps in one call ------------------------------------------------------------
-    @property
-    def can_stretch(self) -> bool:
-        """Whether the model can take greedy steps several at a time, and nothing else is asked of them."""
-        return (
-            "stretches" in self.model.info.can
-            and self.answer is answer_at_once
-            and self.keeps_cache
-            and self._num_parts == 1
-            and self.want == LAST
-        )
-
-    def stretch(
-        self, rows: Rows, num_steps: int, ends: tuple[int, ...], choose: Choose | None = None
-    ) -> list[list[int]]:
-        """What up to `num_steps` steps choose, greedily or by `choose`, as far as every row has a token to choose; the
-        last is the first in which a row gets one of the `ends`.
-
-        A step counts once `accept_step` is called: until then the cache holds what it held, with keys past it.
-        Empty if steps must be taken one by one.
-        """
-        room, held = self.cache.room, self.cache.lengths
-        if room is not None:
-            num_steps = min(num_steps, room - max(held))
-        if num_steps < 1 or any(length != n + 1 for length, n in zip(rows.lengths, held, strict=True)):
-            return []
-        stretch = cast(Stretching, self.model).take_steps(rows.last_tokens(), self.cache, num_steps, ends, choose)
-        if stretch is None:
-            return []
-        self._stretch_path = stretch.path
-        steps = stretch.steps
-        return steps[:-1] if min(steps[-1]) < 0 else steps  # taken again alone, it says why there is none
-
-    def launch_steps(self, rows: Rows, num_steps: int) -> torch.Tensor | None:
-        """What up to `num_steps` greedy steps on a device choose (steps, rows), all launched and none waited for.
-
-        None if steps must be taken one by one.
-        """
-        held, room = self.cache.lengths, self.cache.room
-        if room is not None:
-            num_steps = min(num_steps, room - max(held))
-        if num_steps < 1 or any(length != n + 1 for length, n in zip(rows.lengths, held, strict=True)):
-            return None
-        chosen = cast(Stretching, self.model).launch_steps(rows.unread(held)[0], self.cache, num_steps)
-        if chosen is not None:
-            self.num_passes += len(chosen)
-        return chosen
-
-    def accept_step(self, rows: Rows) -> None:
-        """Count one of the steps that were taken at once."""
-        self.cache.advance(len(rows))
-        self.num_passes += 1
-        self.path, self.path_reason = self._stretch_path, ""
-
     # --- rows move -----------------------------------------------------------------------------------
     def repeat_rows(self, index: Sequence[int], *, branches: int = 1) -> None:
         """Let the cache and the pass that waits follow prompts that are continued more than once.
@@ -345,7 +287,7 @@ class Reader:
         """
         assert self.ready is not None
         if branches > 1 and self._divides_rows:
-            self._num_parts = branches
+            self.num_parts = branches
         spread = self._spread(index)
         if branches > 1 and self._can_branch():
             self.cache = branch_rows(self.cache, branches)
@@ -385,7 +327,7 @@ class Reader:
 
     def admit(self, other: Reader, cache: Cache) -> None:
         """Take in the rows of another reader of the model, whose prompts are read too; `cache` holds both's keys."""
-        is_plain = self.readout.is_plain and other.readout.is_plain and self._num_parts == other._num_parts == 1
+        is_plain = self.readout.is_plain and other.readout.is_plain and self.num_parts == other.num_parts == 1
         if self.model is not other.model or not is_plain or self.want != other.want or self._prompt_embeds is not None:
             raise ValueError("rows that are read in different ways can't share their passes")
         if self.ready is not None or other.ready is not None:

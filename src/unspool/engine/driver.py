@@ -6,6 +6,7 @@ import atexit
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -13,11 +14,12 @@ import torch
 from unspool.decoding.reader import between_passes
 from unspool.engine.flights import Landed, PlainRow
 from unspool.engine.inbox import Inbox
-from unspool.engine.joined import JoinedTask, read_together
+from unspool.engine.joined import JoinedTask, join_reads
 from unspool.engine.looks import take_look
 from unspool.engine.memory import EngineMemory
-from unspool.engine.passes import Passes, PassJob
+from unspool.engine.passes import Passes, PassJob, mark_stream
 from unspool.engine.plain import PlainRows
+from unspool.engine.prefixes import PrefixIndex
 from unspool.engine.request import Request
 from unspool.engine.scheduler import Limits, Scheduler, Status, Turn
 from unspool.engine.special import count_wanted
@@ -25,11 +27,9 @@ from unspool.engine.specials import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError
-from unspool.protocols import Ask, Model
+from unspool.protocols import Model
 
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
-
-
 _driving: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
@@ -49,7 +49,8 @@ class Driver:
         self.scheduler = Scheduler(limits, memory, memory.use)
         self._passes = Passes(memory, mixes=model.device.type == "cpu")
         cache = None if memory.pool is None else memory.new_cache()
-        self._plain = PlainRows(model, cache, None if memory.prefixes is None else self._keep_prefix)
+        keep = None if memory.prefixes is None else partial(_keep_prefix, memory.prefixes)
+        self._plain = PlainRows(model, cache, keep)
         self._tasks: dict[int, Task] = {}
         self._specials = SpecialTasks(self.scheduler, memory, self._finish, self._fail)
         self.counters = Counters()
@@ -170,12 +171,13 @@ class Driver:
         stepping = None if step is None else PassJob(step)
         asked = list(dict.fromkeys(job for _, job in jobs))  # several requests may read in one
         all_jobs = asked if stepping is None else [stepping, *asked]
-        self._memory.make_free(sum(map(self._count_blocks, all_jobs)))
+        wanted = sum(count_wanted(job.ask, self._memory.block_size) for job in all_jobs)
+        self._memory.make_free(self._memory.use.num_tables * wanted)
         specials = {job: number for number, job in jobs if number in self._specials}
         plain_jobs = [(number, job) for number, job in jobs if number not in self._specials]
         self._passes.run(all_jobs, lambda job: self._take_early(specials, job))
         if self._plain.runs_ahead:
-            self._reading = _mark_stream() if turn.reads else None
+            self._reading = mark_stream() if turn.reads else None
         if stepping is not None and stepping.forward is not None:
             self.scheduler.note_step()
         for number, job in plain_jobs:
@@ -205,10 +207,6 @@ class Driver:
         for number in cancelled:
             self._stop(number, "cancelled")
 
-    def _count_blocks(self, job: PassJob) -> int:
-        """The most blocks that a job takes."""
-        return self._memory.use.num_tables * count_wanted(job.ask, self._memory.block_size)
-
     def _open(self, number: int) -> None:
         task = self._tasks[number]
         try:
@@ -223,36 +221,13 @@ class Driver:
 
     def _list_jobs(self, turn: Turn) -> list[tuple[int, PassJob]]:
         """What is read beside the plain rows' step."""
-        jobs = self._join_reads(turn)
+        jobs = join_reads((self._tasks.get(number), columns) for number, columns in turn.reads.items())
         read = {number for number, _ in jobs}
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
             if isinstance(task, PlainTask) and number not in read:
                 jobs.append((number, PassJob(task.next_ask(columns))))
         return jobs + self._specials.list_jobs(turn.reads)
-
-    def _join_reads(self, turn: Turn) -> list[tuple[int, PassJob]]:
-        """Read the whole prompts of requests that have no blocks together."""
-        reads = ((self._tasks.get(number), columns) for number, columns in turn.reads.items())
-        tasks = [
-            task
-            for task, columns in reads
-            if isinstance(task, JoinedTask)
-            and task.cache is None
-            and not task.is_alone
-            and columns >= task.entry.unread
-        ]
-        if len(tasks) < 2:
-            return []
-        try:
-            job = read_together(tasks)
-        except Exception:
-            job = None  # one of them is at fault, or there is no memory for all at once
-        if job is None:
-            for task in tasks:
-                task.read_alone()
-            return []
-        return [(task.entry.number, job) for task in tasks]
 
     def _take(self, number: int, job: PassJob) -> None:
         """Give a task the answer to what it read."""
@@ -265,7 +240,7 @@ class Driver:
             elif isinstance(task, SpecialTask):
                 tokens = job.ask.tokens
                 if job.forward is not None and tokens is not None and tokens.shape[1] > 1:
-                    self.counters.prompt_tokens += _count_tokens(job.ask)
+                    self.counters.prompt_tokens += job.num_tokens
                 self._specials.take(task, job)
         except Exception as error:
             self._fail(task, error)
@@ -351,12 +326,6 @@ class Driver:
             self.scheduler.set_rows(task.entry.number, len(task.rows))
         return ended
 
-    def _keep_prefix(self, row: PlainRow, blocks: list[int], num_held: int) -> None:
-        """Let later requests find what a row has read and written, as a chat's next turn does."""
-        prefixes = self._memory.prefixes
-        if prefixes is not None:
-            prefixes.enter(row.tokens[:num_held], blocks, row.names)
-
     # --- tasks end ---------------------------------------------------------------------------------------------------
     def _release(self, number: int) -> None:
         """Take a task's blocks. A plain one will read its text again; what others hold, or is packed, is moved."""
@@ -394,10 +363,7 @@ class Driver:
         if isinstance(task, SpecialTask):
             self.counters.note_tokens(stats.new_tokens)
         if task.first_at is not None:
-            self.counters.firsts.append(stats.first_token_seconds)
-            if stats.new_tokens > task.run.num_rows:
-                steps = stats.new_tokens / task.run.num_rows - 1
-                self.counters.between.append((stats.total_seconds - stats.first_token_seconds) / steps)
+            self.counters.note_times(stats, task.run.num_rows)
         task.request.finish()
 
     def _fail(self, task: Task, error: Exception) -> None:
@@ -429,12 +395,6 @@ class Driver:
         return take_look(self.counters, self._memory, self.scheduler, self.num_waiting, self._passes.num_passes)
 
 
-def _mark_stream() -> Any:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-    event.record()
-    return event
-
-
-def _count_tokens(ask: Ask) -> int:
-    assert ask.tokens is not None
-    return sum(ask.counts) if ask.counts is not None else ask.tokens.numel()
+def _keep_prefix(prefixes: PrefixIndex, row: PlainRow, blocks: list[int], num_held: int) -> None:
+    """Let later requests find what a row has read and written, as a chat's next turn does."""
+    prefixes.enter(row.tokens[:num_held], blocks, row.names)

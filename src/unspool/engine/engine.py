@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from unspool.engine.driver import Driver
 from unspool.engine.joined import JoinedTask
 from unspool.engine.memory import BlockLayout, EngineMemory
 from unspool.engine.request import Request
+from unspool.engine.results import results_as_they_finish, results_in_order
 from unspool.engine.scheduler import HIGHEST, LOWEST, Entry, Limits
 from unspool.engine.special import import_greenlet
 from unspool.engine.stats import EngineStats
@@ -226,53 +225,9 @@ class Engine:
         """
         if isinstance(prompts, str | bytes) or _is_one_prompt(prompts):
             raise SettingError("generate() takes prompts, a list or any iterable of them; for one prompt use submit()")
-        results = self._in_order if in_order else self._as_they_finish
-        return results(iter(prompts), return_errors, settings)
-
-    def _in_order(self, prompts: Iterator[Any], returns: bool, settings: dict[str, Any]) -> Iterator[Any]:
-        waiting: deque[Request | Exception] = deque()
-        try:
-            while True:
-                while len(waiting) < self.most_ahead:
-                    try:
-                        prompt = next(prompts)
-                    except StopIteration:
-                        break
-                    waiting.append(self._try_submit(prompt, returns, settings))
-                if not waiting:
-                    return
-                yield _find_result(waiting.popleft(), returns)
-        finally:
-            for left in waiting:
-                if isinstance(left, Request):
-                    left.cancel()
-
-    def _as_they_finish(self, prompts: Iterator[Any], returns: bool, settings: dict[str, Any]) -> Iterator[Any]:
-        done: queue.SimpleQueue[tuple[int, Request | Exception]] = queue.SimpleQueue()
-        running: dict[int, Request | Exception] = {}
-        places, has_more = itertools.count(), True
-        try:
-            while has_more or running:
-                while has_more and len(running) < self.most_ahead:
-                    try:
-                        prompt = next(prompts)
-                    except StopIteration:
-                        has_more = False
-                        break
-                    place, made = next(places), self._try_submit(prompt, returns, settings)
-                    running[place] = made
-                    if isinstance(made, Request):
-                        made.when_done(partial(_put, done, place))
-                    else:
-                        done.put((place, made))
-                if running:
-                    place, made = done.get()
-                    del running[place]
-                    yield place, _find_result(made, returns)
-        finally:
-            for left in running.values():
-                if isinstance(left, Request):
-                    left.cancel()
+        submit = partial(self._try_submit, returns=return_errors, settings=settings)
+        results = results_in_order if in_order else results_as_they_finish
+        return results(iter(prompts), submit, self.most_ahead, return_errors)
 
     @property
     def most_ahead(self) -> int:
@@ -375,23 +330,6 @@ def _read_count(name: str, value: int | None, usual: int, most: int) -> int:
 
 def _is_one_prompt(prompts: Any) -> bool:
     return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], Integral | dict)
-
-
-def _put(done: queue.SimpleQueue[tuple[int, Request | Exception]], place: int, request: Request) -> None:
-    done.put((place, request))
-
-
-def _find_result(made: Request | Exception, returns: bool) -> Any:
-    if isinstance(made, Exception):
-        return made
-    try:
-        return made.result()
-    except EngineError:
-        raise
-    except Exception as error:
-        if returns:
-            return error
-        raise
 
 
 def _make_feeder(streamer: Any, request: Request) -> threading.Thread:

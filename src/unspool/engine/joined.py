@@ -3,7 +3,7 @@ models with states, whose memory is not in blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from unspool.decoding.reader import encode_at_once
 from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import PassJob
 from unspool.engine.plain import Arrival
-from unspool.engine.tasks import PlainTask
+from unspool.engine.tasks import PlainTask, Task
 from unspool.protocols import Ask, Encoded, Forward, Model, SourceAsk
 
 _AHEAD = 256  # new positions that a cache makes room for at once
@@ -77,6 +77,27 @@ class JoinedTask(PlainTask):
     def read_alone(self) -> None:
         """Read by itself from now on: what it was to read with others could not be."""
         self.cache, self.is_alone = None, True
+
+
+def join_reads(reads: Iterable[tuple[Task | None, int]]) -> list[tuple[int, PassJob]]:
+    """Jobs that read the whole prompts of requests without blocks together, of tasks and how many columns each reads;
+    none if there are too few of them, or they can't be read so."""
+    tasks = [
+        task
+        for task, columns in reads
+        if isinstance(task, JoinedTask) and task.cache is None and not task.is_alone and columns >= task.entry.unread
+    ]
+    if len(tasks) < 2:
+        return []
+    try:
+        job = read_together(tasks)
+    except Exception:
+        job = None  # one of them is at fault, or there is no memory for all at once
+    if job is None:
+        for task in tasks:
+            task.read_alone()
+        return []
+    return [(task.entry.number, job) for task in tasks]
 
 
 def read_together(tasks: Sequence[JoinedTask]) -> PassJob | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,12 @@ class PassJob:
         given = self.ask.tokens if self.ask.tokens is not None else self.ask.embeds
         assert given is not None
         return given.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it reads."""
+        assert self.ask.tokens is not None
+        return sum(self.ask.counts) if self.ask.counts is not None else self.ask.tokens.numel()
 
 
 class Passes:
@@ -153,3 +160,10 @@ def _take(forward: Forward, rows: slice, num_new: int) -> Forward:
         path=forward.path,
         path_reason=forward.path_reason,
     )
+
+
+def mark_stream() -> Any:
+    """An event that comes when a GPU has done what was launched so far."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+    event.record()
+    return event

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from unspool.outputs import Stats
+
 _KEPT: Final = 1024  # requests whose times are remembered
 _WINDOW: Final = 10.0  # seconds over which the rate is measured
 
@@ -55,6 +57,13 @@ class Counters:
         """Count new tokens."""
         self.new_tokens += count
         self._recent.append((time.monotonic(), count))
+
+    def note_times(self, stats: Stats, num_rows: int) -> None:
+        """Remember when a request of so many rows had its first token, and how long the others took."""
+        self.firsts.append(stats.first_token_seconds)
+        if stats.new_tokens > num_rows:
+            steps = stats.new_tokens / num_rows - 1
+            self.between.append((stats.total_seconds - stats.first_token_seconds) / steps)
 
     def find_rate(self) -> float:
         """New tokens per second of late."""

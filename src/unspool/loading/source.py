@@ -13,7 +13,7 @@ from unspool.loading.gguf import GGUFFile
 from unspool.loading.hub import NO_OPTIONS, HubOptions, fetch, parse_hub_name
 from unspool.loading.safetensors_files import PICKLE_SUFFIXES, SafetensorsFiles, refuse_pickle
 from unspool.loading.tensors import TensorFile
-from unspool.numeric import is_number
+from unspool.numeric import is_number, is_token_id
 from unspool.small_files import read_json_object
 
 SMALL_FILES = (
@@ -36,7 +36,6 @@ _GGUF_SAMPLING = {
     "top_p": ("general.sampling.top_p",),
     "min_p": ("general.sampling.min_p",),
 }
-_MAX_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +180,6 @@ def _read_token_id(metadata: dict[str, object], key: str, path: Path) -> int | N
     token = metadata.get(key)
     if token is None or token in (-1, 2**32 - 1):  # how converters write "none"
         return None
-    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= _MAX_TOKEN_ID:
+    if not is_token_id(token):
         raise LoadError(f"{path} gives {key} as {str(token)[:80]!r}, which is not a token id")
     return token

@@ -89,10 +89,10 @@ class NativeModel(ABC):
     def encode(
         self,
         tokens: torch.Tensor | None,  # noqa: ARG002 - the protocol's arguments
-        counts: Sequence[int] | None = None,  # noqa: ARG002
+        counts: Sequence[int] | None = None,  # noqa: ARG002 - likewise
         *,
-        want: Want = LAST,  # noqa: ARG002
-        embeds: torch.Tensor | None = None,  # noqa: ARG002
+        want: Want = LAST,  # noqa: ARG002 - likewise
+        embeds: torch.Tensor | None = None,  # noqa: ARG002 - likewise
     ) -> Encoded:
         """Run the encoder, if there is one."""
         raise UnsupportedError(f"{self.info.family} has no encoder")

@@ -19,7 +19,7 @@ from unspool.errors import ResourceError, SettingError
 from unspool.ray.batch import RayPipeline, read_failure
 
 
-class LinesFolder(BlockBasedFileDatasink):  # type: ignore[misc]
+class LinesFolder(BlockBasedFileDatasink):  # type: ignore[misc]  # Ray is not read
     """Lines of answers, a file per task."""
 
     def __init__(self, path: Path) -> None:

@@ -20,7 +20,7 @@ SCHEMA = pa.schema([("line", pa.int64()), ("text", pa.binary()), ("problem", pa.
 _MOST_PARTS = 20_000  # of a file: each is a task
 
 
-class Requests(Datasource):  # type: ignore[misc]
+class Requests(Datasource):  # type: ignore[misc]  # Ray is not read
     """The rows of a file that are a job's and not done: their numbers, and their JSON text or what is wrong."""
 
     def __init__(self, source: Source, share: Share, done: Done, num_rows: int) -> None:
@@ -49,7 +49,7 @@ class Requests(Datasource):  # type: ignore[misc]
         self,
         parallelism: int,  # noqa: ARG002 - a part is a task, however many there are to be
         per_task_row_limit: int | None = None,
-        data_context: Any = None,  # noqa: ARG002
+        data_context: Any = None,  # noqa: ARG002 - Ray's own settings
     ) -> list[ReadTask]:
         """A task for every part."""
         size = -(-self._source.path.stat().st_size // max(1, len(self._parts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -67,7 +68,7 @@ class Field:
 
 
 def _spell(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else repr(value)  # type: ignore[return-value]
+    return json.dumps(value) if isinstance(value, bool | None) else repr(value)
 
 
 def _texts() -> Json:

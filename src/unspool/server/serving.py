@@ -28,15 +28,16 @@ _ENGINE_OPTIONS = (
     "batch_invariant",
 )
 _LOAD_OPTIONS = ("device", "dtype", "quantize", "threads", "revision", "offline", "progress", "native")
+LAST_PORT = 65_535
 _WAITING = 1 << 16  # the server bounds what waits itself, and answers 429
 
 
 def require_packages() -> None:
     """Raise where what a server needs is not installed."""
     try:
-        import msgspec  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
+        import msgspec  # noqa: F401 - is it there?
+        import starlette  # noqa: F401 - is it there?
+        import uvicorn  # noqa: F401 - is it there?
     except ImportError as error:
         raise MissingExtraError(error.name or "starlette", "serve", "a server") from error
 
@@ -169,6 +170,8 @@ def run_server(server: Any, listening: socket.socket) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; taken before models are loaded, so that a port in use is told at once."""
+    if not 0 <= port <= LAST_PORT:  # the system would take the rest of a division
+        raise SettingError(f"{port} is no port; use one from 1 to {LAST_PORT}, or 0 for any that is free")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)

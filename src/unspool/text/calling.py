@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from unspool.errors import InputError, SettingError, excerpt
+from unspool.text.encoding import Encoding, encode_rows
 
 Side = Literal["left", "right"]
 MOST_TOKENS = 1 << 24  # of a row; files write "no limit" as numbers beyond it
@@ -127,6 +130,30 @@ def find_width(rows: list[list[int]], options: CallOptions) -> int | None:
     width = longest if options.fill == "longest" or options.max_length is None else options.max_length
     multiple = options.multiple or 1
     return -(-width // multiple) * multiple
+
+
+def fill_call(rows: list[list[int]], options: CallOptions, pad_token_id: int | None, *, is_single: bool) -> Encoding:
+    """What a call returns: rows filled, with their mask and lengths, as its options ask for."""
+    width = find_width(rows, options)
+    if width is not None and pad_token_id is None:
+        raise SettingError(
+            "padding needs a pad token, and this tokenizer has none; "
+            "set one first: tokenizer.pad_token = tokenizer.eos_token"
+        )
+    encoding = encode_rows(
+        rows,
+        pad_token_id=pad_token_id,
+        padding_side=options.padding_side,
+        width=width,
+        tensors=options.tensors,
+        is_single=is_single,
+    )
+    if not options.has_mask:
+        del encoding["attention_mask"]
+    if options.has_lengths:
+        lengths = [len(row) if width is None else width for row in rows]
+        encoding["length"] = torch.tensor(lengths) if options.tensors == "pt" else lengths
+    return encoding
 
 
 def read_longest(value: Any) -> int | None:

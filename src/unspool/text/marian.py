@@ -15,6 +15,7 @@ from unspool.small_files import make_folder, read_bytes, read_json_object
 from unspool.text.backend import SPACE, refusing_damage
 from unspool.text.bounds import check_vocabulary
 from unspool.text.sentencepiece_file import MAX_BYTES, MAX_PIECES, build_pieces, read_sentencepieces
+from unspool.text.text_encoder import TextEncoder
 from unspool.text.tokenizer import Tokenizer
 
 FILES: Final = ("source.spm", "vocab.json")  # by which a folder is known
@@ -34,7 +35,7 @@ class MarianTokenizer(Tokenizer):
     ) -> None:
         """`backend` has the target's vocabulary, `source` cuts texts into pieces, `ids` numbers them."""
         super().__init__(backend, special_tokens=_NAMED)
-        self._encoder = source
+        self._encoder = TextEncoder(source)
         self._ids = ids
         self._files = files
         unknown = ids[_NAMED["unk_token"]]

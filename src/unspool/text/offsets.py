@@ -1,4 +1,4 @@
-"""Segments of a transcript: what stands between a pair of Whisper's timestamps, and when it was said."""
+"""Whisper's own tokens: timestamps, the segments of a transcript between them, and what came before a text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+import tokenizers
+
+from unspool.errors import UnsupportedError
+
 STEP_SECONDS: Final = 0.02  # between two timestamps
 WINDOW_STEPS: Final = 1500  # timestamps of a window
 NO_TIMESTAMPS: Final = "<|notimestamps|>"  # timestamps are the ids after it
 PREVIOUS: Final = "<|startofprev|>"  # what stands before a text that came earlier
+
+
+def require_token(backend: tokenizers.Tokenizer, token: str, what: str) -> int:
+    """The id of one of Whisper's tokens; raises for a vocabulary that has none such."""
+    found = backend.token_to_id(token)
+    if found is None:
+        raise UnsupportedError(f"{what} is for Whisper's tokenizers, and this one has no token {token}")
+    return found
 
 
 def find_offsets(

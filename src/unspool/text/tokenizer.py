@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -11,17 +10,16 @@ import numpy as np
 import tokenizers
 import torch
 
-from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
+from unspool.errors import InputError, SettingError
 from unspool.text.backend import refusing_damage
-from unspool.text.calling import CallOptions, Side, cut_row, find_width, read_options
-from unspool.text.encoding import Encoding, encode_rows
+from unspool.text.calling import CallOptions, Side, cut_row, fill_call, read_options
+from unspool.text.encoding import Encoding
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
-from unspool.text.offsets import NO_TIMESTAMPS, PREVIOUS, STEP_SECONDS, find_offsets
+from unspool.text.offsets import NO_TIMESTAMPS, PREVIOUS, STEP_SECONDS, find_offsets, require_token
 from unspool.text.special_tokens import NamedToken, NamedTokenId, SpecialTokens
-from unspool.text.work import Workload, encode_within_limits, measure_workload
-
-MAX_TEXT_CHARACTERS = 64 << 20
-MAX_TOKEN_ID = 2**31 - 1
+from unspool.text.templates import choose_template
+from unspool.text.text_encoder import TextEncoder
+from unspool.text.token_ids import list_ids
 
 # What cleaning up replaces: the spaces that WordPiece leaves before punctuation and in English contractions.
 _CLEANED = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
@@ -49,7 +47,7 @@ class Tokenizer:
         cleans_up_spaces: bool = False,
     ) -> None:
         self.backend_tokenizer = backend
-        self._encoder = backend  # what cuts texts
+        self._encoder = TextEncoder(backend)
         self.chat_template: str | dict[str, str] | None = (
             dict(chat_template) if isinstance(chat_template, Mapping) else chat_template
         )
@@ -111,32 +109,7 @@ class Tokenizer:
         if options.cuts and options.max_length is not None:
             bare = self._encode_all(texts, False) if adds else rows
             rows = [cut_row(row, one, options) for row, one in zip(rows, bare, strict=True)]
-        return self._fill(rows, options, is_single=isinstance(text, str))
-
-    def _fill(self, rows: list[list[int]], options: CallOptions, *, is_single: bool) -> Encoding:
-        width = find_width(rows, options)
-        encoding = encode_rows(
-            rows,
-            pad_token_id=None if width is None else self._require_pad(),
-            padding_side=options.padding_side,
-            width=width,
-            tensors=options.tensors,
-            is_single=is_single,
-        )
-        if not options.has_mask:
-            del encoding["attention_mask"]
-        if options.has_lengths:
-            lengths = [len(row) if width is None else width for row in rows]
-            encoding["length"] = torch.tensor(lengths) if options.tensors == "pt" else lengths
-        return encoding
-
-    def _require_pad(self) -> int:
-        if self.pad_token_id is None:
-            raise SettingError(
-                "padding needs a pad token, and this tokenizer has none; "
-                "set one first: tokenizer.pad_token = tokenizer.eos_token"
-            )
-        return self.pad_token_id
+        return fill_call(rows, options, self.pad_token_id, is_single=isinstance(text, str))
 
     def _read_options(self, given: Mapping[str, Any]) -> CallOptions:
         side = given.get("padding_side")
@@ -147,8 +120,9 @@ class Tokenizer:
         """Fill rows of ids that were encoded before to one length; options as in a call."""
         if not isinstance(encoded_inputs, Mapping):
             encoded_inputs = {"input_ids": [one["input_ids"] for one in encoded_inputs]}
-        rows = [_list_ids(row) for row in encoded_inputs["input_ids"]]
-        return self._fill(rows, self._read_options({"padding": True, **options}), is_single=False)
+        rows = [list_ids(row) for row in encoded_inputs["input_ids"]]
+        asked = self._read_options({"padding": True, **options})
+        return fill_call(rows, asked, self.pad_token_id, is_single=False)
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str | None]:
         """The tokens of a text, as the vocabulary spells them."""
@@ -164,31 +138,8 @@ class Tokenizer:
             return self(text, add_special_tokens=add_special_tokens, **options).input_ids
         return self._encode_all([text], add_special_tokens)[0]
 
-    @cached_property
-    def _workload(self) -> Workload:
-        with refusing_damage():
-            return measure_workload(self._encoder)
-
     def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        for text in texts:
-            if not isinstance(text, str):
-                raise InputError(
-                    f"a text must be a string, not {type(text).__name__}; to turn ids into text use decode"
-                )
-        if sum(map(len, texts)) > MAX_TEXT_CHARACTERS:
-            raise InputError(
-                f"{sum(map(len, texts))} characters were given to encode at once; "
-                f"give at most {MAX_TEXT_CHARACTERS}, in several calls if need be"
-            )
-        try:
-            with refusing_damage():
-                return encode_within_limits(self._encoder, self._workload, texts, add_special_tokens)
-        except (TypeError, UnicodeError) as error:  # a lone surrogate, which no UTF-8 text holds
-            raise InputError(f"a text can't be encoded because it is not valid Unicode: {error}") from error
-        except UnspoolError:
-            raise
-        except Exception as error:  # the library's plain one: a vocabulary without an unknown token, mostly
-            raise InputError(f"a text can't be encoded by this tokenizer: {error}") from error
+        return self._encoder.encode(texts, add_special_tokens)
 
     # --- ids to text ------------------------------------------------------------------------------------
 
@@ -234,9 +185,9 @@ class Tokenizer:
                 f"decode does not know {', '.join(sorted(unknown))}; it knows skip_special_tokens, "
                 "clean_up_tokenization_spaces, output_offsets and time_precision"
             )
-        ids = _list_ids(token_ids)
+        ids = list_ids(token_ids)
         if output_offsets:
-            first = self._require_token(NO_TIMESTAMPS, "output_offsets") + 1
+            first = require_token(self.backend_tokenizer, NO_TIMESTAMPS, "output_offsets") + 1
             cleans = clean_up_tokenization_spaces
             shown = [token for token in ids if token < first]
             text = self.decode(shown, skip_special_tokens, clean_up_tokenization_spaces=cleans)
@@ -258,14 +209,8 @@ class Tokenizer:
         found = next((token for token in ids if token in special), None)
         if found is not None:
             raise InputError(f"a prompt can't hold the special token {self.convert_ids_to_tokens(found)}; leave it out")
-        made = [self._require_token(PREVIOUS, "get_prompt_ids"), *ids]
+        made = [require_token(self.backend_tokenizer, PREVIOUS, "get_prompt_ids"), *ids]
         return made if return_tensors is None else np.array(made) if return_tensors == "np" else torch.tensor(made)
-
-    def _require_token(self, token: str, what: str) -> int:
-        found = self.convert_tokens_to_ids(token)
-        if not isinstance(found, int) or self.convert_ids_to_tokens(found) != token:
-            raise UnsupportedError(f"{what} is for Whisper's tokenizers, and this one has no token {token}")
-        return found
 
     def batch_decode(
         self,
@@ -289,9 +234,9 @@ class Tokenizer:
     ) -> str | list[str | None] | None:
         """The token, as the vocabulary spells it, of an id or of each of several."""
         if isinstance(ids, int):
-            return self.backend_tokenizer.id_to_token(_list_ids(ids)[0])
+            return self.backend_tokenizer.id_to_token(list_ids(ids)[0])
         skipped = set(self.all_special_ids) if skip_special_tokens else set()
-        return [self.backend_tokenizer.id_to_token(i) for i in _list_ids(ids) if i not in skipped]
+        return [self.backend_tokenizer.id_to_token(i) for i in list_ids(ids) if i not in skipped]
 
     @overload
     def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
@@ -379,7 +324,7 @@ class Tokenizer:
             raise InputError(f"a chat is a list of messages, not a {type(conversation).__name__}")
         is_batch = bool(conversation) and all(isinstance(chat, list | tuple) for chat in conversation)
         chats: Sequence[Any] = conversation if is_batch else [conversation]
-        template = self._choose_template(chat_template, has_tools=tools is not None)
+        template = choose_template(self.chat_template, chat_template, has_tools=tools is not None)
         texts = [
             render_chat(
                 template,
@@ -405,34 +350,3 @@ class Tokenizer:
             max_length=max_length,
         )
         return encoding if return_dict else encoding.input_ids
-
-    def _choose_template(self, wanted: str | None, *, has_tools: bool) -> str:
-        named = self.chat_template if isinstance(self.chat_template, dict) else {}
-        if wanted is not None:
-            return named.get(wanted, wanted)
-        if isinstance(self.chat_template, str):
-            return self.chat_template
-        template = named.get("tool_use") if has_tools else None
-        if template is None:
-            template = named.get("default")
-        if template is None:
-            has = f"only named ones ({', '.join(named)})" if named else "none"
-            raise SettingError(
-                f"a chat needs a chat template, and this tokenizer has {has}; "
-                "pass chat_template=…, or encode plain text, which is what a base model continues"
-            )
-        return template
-
-
-def _list_ids(token_ids: int | Sequence[int] | torch.Tensor) -> list[int]:
-    """The ids as plain numbers, refused if they can't be ids."""
-    ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-    ids = [ids] if isinstance(ids, int) else list(ids)
-    for token_id in ids:
-        if not isinstance(token_id, int):
-            raise InputError(
-                f"an id must be a whole number, not {type(token_id).__name__}; for several rows use batch_decode"
-            )
-        if not 0 <= token_id <= MAX_TOKEN_ID:
-            raise InputError(f"{token_id} is not a token id; ids go from 0 to {MAX_TOKEN_ID}")
-    return ids

@@ -20,7 +20,7 @@ from unspool.kernels.cpu import marks as cpu_marks
 from unspool.kernels.cpu.mark_calls import ListedCall, MarkCall, OwnListsCall
 from unspool.kernels.masks import raise_listed
 from unspool.kernels.presence import runs_kernels
-from unspool.logits.highest import is_wide, take_highest, take_highest_by_chunks
+from unspool.logits.highest import take_highest
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import send_key
 from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
@@ -28,6 +28,7 @@ from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
 NUM_CANDIDATES = 40  # of `selfhash`: the likeliest tokens, each asked for its own green list
 TABLE_SIZE = 1_000_003
 MOST_CACHED_BYTES = 1 << 26  # of green lists of one size
+MOST_KNOWN = 1 << 18  # seeds with a token of which it is known whether it is on the list
 
 
 class GreenLists:
@@ -69,6 +70,15 @@ def _pack(is_set: torch.Tensor) -> torch.Tensor:
 def _share_lists(vocab_size: int, num_first: int) -> GreenLists:
     """The lists of all processors of one vocabulary and one size."""
     return GreenLists(vocab_size, num_first)
+
+
+@lru_cache(maxsize=4)
+def _share_known(vocab_size: int, num_first: int) -> torch.Tensor:  # noqa: ARG001 - what is known is known for them alone
+    """What all processors of one vocabulary and one size have found out about seeds and tokens: (entries,) int64.
+
+    A candidate often comes back while the token that chose its list is still near: a third to a half of them are known.
+    """
+    return torch.zeros(MOST_KNOWN, dtype=torch.int64)
 
 
 class WatermarkLogitsProcessor(WatermarkProcessor):
@@ -150,7 +160,8 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
     def _describe_own(self) -> cpu_marks.OwnLists:
         assert self._table is not None
         count = min(NUM_CANDIDATES, self.vocab_size)
-        return cpu_marks.OwnLists(self._table, self._key, self.context_width - 1, self.greenlist_size, count)
+        known = _share_known(self.vocab_size, self.greenlist_size)
+        return cpu_marks.OwnLists(self._table, self._key, self.context_width - 1, self.greenlist_size, count, known)
 
     def _find_bits(self, tokens: list[int]) -> torch.Tensor:
         """The green lists after these tokens, one per row: (rows, words) int32."""
@@ -176,19 +187,13 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         return scores.scatter(-1, candidates, torch.where(is_green, highest + self.bias, highest))
 
     def _raise_on_gpu(self, input_ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
-        from unspool.kernels.gpu.marks.green_lists import (
-            DeviceOwnLists,
-            raise_own,
-        )  # Triton is imported where a GPU is used
+        from unspool.kernels.gpu.marks.own_lists import DeviceOwnLists, raise_own  # Triton: only where a GPU is used
 
         assert self._table is not None
         table = self._table = self._table.to(scores.device)
-        # Kernels of torch that look for the highest of so many scores take twice as long in one level.
-        search = take_highest_by_chunks if is_wide(scores, count) else take_highest
-        highest, candidates = search(scores, count)
         key = send_key(self._key, scores.device)
-        lists = DeviceOwnLists(table, key, self.context_width - 1, self.greenlist_size)
-        return raise_own(scores, input_ids, highest, candidates, lists, self.bias)
+        lists = DeviceOwnLists(table, key, self.context_width - 1, self.greenlist_size, count)
+        return raise_own(scores, input_ids, lists, self.bias)
 
 
 @lru_cache(maxsize=16)

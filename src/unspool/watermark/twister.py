@@ -61,9 +61,9 @@ def find_first(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
 def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
     """Whether each token is among the first so many of its own seed's permutation of `count`: (seeds,) bool."""
     if runs_kernels(seeds.device):
-        from unspool.kernels.gpu.marks import green_lists  # Triton is imported where a GPU is used
+        from unspool.kernels.gpu.marks import own_lists  # Triton is imported where a GPU is used
 
-        return green_lists.are_first(seeds, tokens, count, num_first)
+        return own_lists.are_first(seeds, tokens, count, num_first)
     device = seeds.device
     seeds, tokens = seeds.cpu(), tokens.cpu()
     marks = find_marks()

@@ -23,12 +23,12 @@ SHORT = 40
 _METHODS = (
     *("upper", "split", "strip", "join", "format", "replace", "zfill", "center", "rfind", "rsplit", "encode", "items"),
     *("get", "keys", "append", "splitlines", "title", "count", "translate", "expandtabs", "partition", "__class__"),
-)  # fmt: skip
+)
 _FILTERS = (
     *("upper", "join", "tojson", "list", "sort", "unique", "replace", "indent", "map", "select", "groupby", "batch"),
     *("length", "format", "sum", "string", "trim", "reverse", "first", "round", "int", "dictsort", "title", "escape"),
     *("selectattr", "default", "truncate", "wordcount", "urlencode", "min", "max", "items", "slice", "float", "abs"),
-)  # fmt: skip
+)
 _TESTS = (
     "defined",
     "string",
@@ -45,7 +45,7 @@ _WORDS = (
     *("messages", "messages[0]", "messages[0].content", "bos_token", "x", "s", "ns", "ns.a", "loop", "loop.index"),
     *("'a'", "'%s%9999d'", "'{0:99}{1}'", "'é\\n'", "''", "0", "1", "-1", "3", "400", "8000000", "2.5", "none", "true"),
     *("range(9)", "range(99999)", "[]", "{}", "namespace(a=1)", "self", "caller", "m", "dict", "cycler(1,2)"),
-)  # fmt: skip
+)
 _OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "and", "or", "is not")
 _BLOCKS = (
     "{{% for x in {0} %}}{{{{ {1} }}}}{{% endfor %}}",
@@ -91,7 +91,7 @@ _TYPED = {
         *("({B} and {B})", "({B} or {B})", "{T}.startswith({T})", "{L} is iterable", "{D} is mapping", "none is none"),
     ),
     "D": ("{{}}", "{{'a': {N}, 'b': {T}}}", "messages[0]", "dict(a={T})", "{{'l': {L}}}"),
-}  # fmt: skip
+}
 _TYPED_BLOCKS = (
     "{{{{ {T} }}}}",
     "{{{{ {N} }}}}{{{{ {L} }}}}",

@@ -28,7 +28,7 @@ _TOKENS = [
 _KEYS = (
     *("model", "pre", "tokens", "scores", "token_type", "merges", "bos_token_id", "eos_token_id", "unknown_token_id"),
     *("add_bos_token", "add_eos_token", "add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap"),
-)  # fmt: skip
+)
 
 
 _TYPES = [2, 3, 3, *[1] * 6, *[6] * 256]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from unspool.config import SynthIDTextWatermarkingConfig
+from unspool.config import SynthIDTextWatermarkingConfig, WatermarkingConfig
 from unspool.kernels.cpu import Library
 from unspool.kernels.cpu.mark_calls import NO_MARK
 
@@ -53,3 +53,18 @@ def test_nothing_is_drawn_from_no_scores(library: Library) -> None:
     assert library is not None and call is not None
     drawn = call.draw(scores, COLUMNS, np.full(ROWS, 0.5))
     assert drawn is not None and drawn[:2] == [NO_MARK, NO_MARK] and 0 <= drawn[2] < VOCAB
+
+
+@pytest.mark.parametrize("scheme", ["lefthash", "selfhash"])
+def test_green_lists_are_raised_where_the_scores_lie(library: Library, scheme: str) -> None:
+    ids = torch.randint(1, 99, (ROWS, COLUMNS))
+    config = WatermarkingConfig(seeding_scheme=scheme, context_width=3 if scheme == "selfhash" else 1)
+    processor = config.construct_processor(VOCAB, "cpu")
+    call = processor.prepare_steps(ids, VOCAB, None)
+    assert library is not None and call is not None
+    for columns in (COLUMNS - 1, COLUMNS, COLUMNS):  # the last time all lists are known
+        scores = torch.randn(ROWS, VOCAB)
+        expected = processor.raise_plainly(ids[:, :columns], scores, 40) if scheme == "selfhash" else None
+        expected = processor(ids[:, :columns], scores) if expected is None else expected
+        assert (expected != scores).any()
+        assert torch.equal(call.mark(scores.clone(), columns), expected)

@@ -127,7 +127,7 @@ def make_mixed(kinds: tuple[str, ...], rows: tuple[int, ...], columns: int) -> t
     for place in reversed(range(len(kinds))):
         stored = kinds[place]
         plain = torch.randn(rows[place], columns, generator=torch.Generator().manual_seed(place))
-        blocks = make(stored, rows[place], columns, place) if stored in STORED else quantise_rows(plain, stored)  # type: ignore[arg-type]
+        blocks = make(stored, rows[place], columns, place) if stored in STORED else quantise_rows(plain, stored)
         below += rows[place]
         tiles = pack_tiles(blocks)
         matrix = describe_matrix(tiles, bias if place == 0 else None, blocks.kind, below, columns, matrix)
@@ -146,7 +146,7 @@ def test_a_row_alone_is_a_row_in_a_batch(library: Library, kinds: tuple[str, ...
     rows = {1: (93,), 2: (40, 53), 3: (24, 40, 29)}[len(kinds)]
     matrix, weight, kept = make_mixed(kinds, rows, 512)
     x = torch.randn(34, 512, generator=torch.Generator().manual_seed(1))
-    expected = x.double() @ weight.double().T + kept[1]  # type: ignore[index]
+    expected = x.double() @ weight.double().T + kept[1]
     library.threads = threads
     for name in library.available:
         library.use_instructions(name)

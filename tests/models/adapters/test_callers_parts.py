@@ -92,3 +92,29 @@ def test_errors_of_a_model_keep_their_kind(kind: type[Exception]) -> None:
     with pytest.raises(kind, match="of its own") as raised:
         unspool.generate(model, IDS, max_new_tokens=2)
     assert isinstance(raised.value, unspool.UnsupportedError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_returned"),
+    [
+        *(
+            (kind, is_returned)
+            for kind in ("sliding_window", "hybrid", "hybrid_chunked")
+            for is_returned in (False, True)
+        ),
+        ("offloaded_hybrid", False),  # transformers' own, which would be returned, needs a GPU
+        ("offloaded_hybrid_chunked", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bart"])
+def test_every_name_of_a_static_cache_is_taken(name: str, kind: str, is_returned: bool) -> None:
+    model = make_once(name)
+    settings = {**QUIET, "max_new_tokens": 8, "return_dict_in_generate": is_returned}
+    expected = unspool.generate(model, IDS, **settings)
+    found = unspool.generate(model, IDS, cache_implementation=kind, **settings)
+    if is_returned:
+        held = found.past_key_values
+        assert isinstance(getattr(held, "self_attention_cache", held), transformers.StaticCache)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+    else:
+        assert found.tolist() == expected.tolist()

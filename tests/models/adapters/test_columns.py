@@ -151,6 +151,15 @@ def test_a_step_is_compiled_if_the_first_token_is_the_last() -> None:
     assert hasattr(model, "_compiled_call")
 
 
+@pytest.mark.parametrize("asked", [{}, {"max_cache_len": 20}, {"max_cache_len": 40}])
+def test_a_static_cache_has_the_room_that_was_asked_for(asked: dict[str, int]) -> None:
+    model, ids = make("llama"), make_inputs()["input_ids"][2:]
+    settings = {**NEW, "cache_implementation": "static", "return_dict_in_generate": True}
+    found = unspool.generate(model, ids, **settings, **asked).past_key_values
+    needed = ids.shape[1] + NEW["max_new_tokens"] - 1
+    assert found.get_max_length() == found.layers[0].keys.shape[2] == max(needed, asked.get("max_cache_len", 0))
+
+
 def test_layers_that_hold_more_than_keys() -> None:
     config = transformers.Lfm2Config(**LLAMA, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8)
     model = shake(transformers.Lfm2ForCausalLM(config))
@@ -225,3 +234,48 @@ def test_refused_drafts_of_rows_whose_columns_are_positions() -> None:
     start = torch.ones(3, 1).long()
     with pytest.raises(unspool.SettingError, match="one prompt at a time"):
         unspool.generate(model, **inputs, decoder_attention_mask=start, **NEW, **drafted)
+
+
+STREAMED = {
+    **SIZES,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "head_dim": 16,
+    "partial_rotary_factor": 0.5,
+    "q_lora_rank": 16,
+    "o_groups": 2,
+    "o_lora_rank": 8,
+    "n_routed_experts": 4,
+    "mlp_layer_types": ["moe", "moe"],
+    "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+    "sliding_window": 8,
+    "hc_mult": 2,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 2,
+    "num_nextn_predict_layers": 0,
+}
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV4Config"), reason="this release has no DeepSeek V4")
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_hidden_states_with_streams_follow_rows(num_beams: int) -> None:
+    model = shake(transformers.DeepseekV4ForCausalLM(transformers.DeepseekV4Config(**STREAMED)))
+    ids = make_inputs()["input_ids"][1:]
+    settings = {
+        **NEW,
+        "num_beams": num_beams,
+        "num_return_sequences": 2,
+        "do_sample": num_beams == 1,
+        "return_dict_in_generate": True,
+        "output_hidden_states": True,
+    }
+    found = unspool.generate(model, ids, **settings).hidden_states
+    expected = model.generate(ids, **settings).hidden_states
+    assert found[0][0].dim() == 4
+    shapes = [[tuple(state.shape) for state in step] for step in expected]
+    assert [[tuple(state.shape) for state in step] for step in found] == shapes
+    for ours, theirs in zip(found[0], expected[0], strict=True):  # the prompt's: nothing was drawn before them
+        torch.testing.assert_close(ours, theirs)

@@ -70,7 +70,7 @@ def test_the_choice_is_the_callers(tmp_path: Path, folder: Path, caplog: pytest.
     ):
         unspool.load(folder, native=True)
     with pytest.raises(SettingError, match="native='no' is neither"):
-        unspool.load(folder, native="no")  # type: ignore[arg-type]
+        unspool.load(folder, native="no")
     with pytest.raises(UnsupportedError, match="quantize='int8' packs the weights of native models"):
         unspool.load(folder, quantize="int8")
 

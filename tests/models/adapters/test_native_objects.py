@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.adapters.tiny import LLAMA, make
+from tests.models.adapters.tiny import LLAMA, PAIR, make
 
 import unspool
 from unspool import CompileConfig
+from unspool.api.starting import start
 from unspool.errors import SettingError
-from unspool.models.adapters import set_native, twin
+from unspool.models.adapters import ColumnModel, set_native, twin
 from unspool.models.registry import build_model
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import MemorySource
@@ -52,6 +53,64 @@ def test_an_object_runs_natively_and_stays_what_it_is(name: str) -> None:
     for own, theirs in zip(output.past_key_values.layers, expected.past_key_values.layers, strict=True):
         torch.testing.assert_close(own.keys, theirs.keys, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(own.values, theirs.values, atol=1e-4, rtol=1e-4)
+
+
+def make_whisper() -> Any:
+    torch.manual_seed(0)
+    named = {name: value for name, value in PAIR.items() if name != "max_position_embeddings"}
+    sizes = {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64}
+    config = transformers.WhisperConfig(**named, **sizes, suppress_tokens=None, begin_suppress_tokens=None)
+    return transformers.WhisperForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "marian", "whisper"])
+def test_an_encoder_decoder_runs_natively_and_stays_what_it_is(name: str) -> None:
+    model = make_whisper() if name == "whisper" else make(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    inputs = {"input_features": torch.randn(2, 8, 100)} if name == "whisper" else {"input_ids": IDS}
+    expected, output = (
+        unspool.generate(model, **inputs, **CALL, return_dict_in_generate=True, native=native)
+        for native in (False, True)
+    )
+    assert torch.equal(output.sequences, expected.sequences)
+    assert "own forward" in expected.stats.path_reason and "own forward" not in output.stats.path_reason
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    native = model.__dict__["_unspool_native"].native
+    matrices = {one.qkv.weight.untyped_storage().data_ptr() for one in native.weights.decoder.layers}
+    assert matrices <= {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}  # held once
+    ours, theirs = ([*one.past_key_values.self_attention_cache.layers] for one in (output, expected))
+    for own, other in zip(ours, theirs, strict=True) if name != "whisper" else ():
+        torch.testing.assert_close(own.keys, other.keys, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+    changed = unspool.generate(model, **inputs, **CALL, native=False)
+    assert torch.equal(unspool.generate(model, **inputs, **CALL, native=True), changed)
+
+
+def test_a_bias_of_the_head_that_is_no_parameter_counts() -> None:
+    model = make("bart")
+    model.final_logits_bias[0, 11] = 100.0
+    output = generate(model, native=True)
+    assert "own forward" not in output.stats.path_reason and (output.sequences[:, 1:] == 11).all()
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
+def test_a_model_of_states_runs_natively_where_nobody_sees_them(kind: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
+    if kind == "Mamba2":
+        sizes |= {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 16}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes)).eval()
+    run = start(model, IDS, **CALL)
+    for _ in run:
+        pass
+    assert "own forward" not in run.stats.path_reason
+    output = generate(model)  # with transformers' states
+    assert "own forward" in output.stats.path_reason and isinstance(output.past_key_values, transformers.DynamicCache)
+    assert torch.equal(run.sequences(), output.sequences)
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    padded = start(model, IDS, attention_mask=mask, **CALL)
+    assert isinstance(padded.parts.model, ColumnModel)
 
 
 def test_no_matrix_is_held_twice() -> None:

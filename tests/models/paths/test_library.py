@@ -150,6 +150,20 @@ def read_row(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat([model.forward(tokens, cache).logits, model.forward(first[row : row + 1], cache).logits])
 
 
+def test_more_threads_than_cores_change_no_token(pair_of: Callable[[str], Any]) -> None:
+    """They wait for each other, so that calls and the steps of a call go on with fewer."""
+    library = find_library()
+    assert library is not None
+    model, tokens, before = make(pair_of("llama")), make_tokens(3, 9), library.threads
+    made = []
+    try:
+        for library.threads in (1, 5):
+            made += [generate(model, tokens, max_new_tokens=12, do_sample=False) for _ in range(2)]
+    finally:
+        library.threads = before
+    assert all(torch.equal(other, made[0]) for other in made[1:])
+
+
 def test_two_threads_may_call_at_once(pair_of: Callable[[str], Any]) -> None:
     model = make(pair_of("llama"))
     expected = {seed: read(model, make_tokens(2, 16, seed), None, DynamicCache(), Want())[-1] for seed in range(4)}

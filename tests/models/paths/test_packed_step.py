@@ -115,7 +115,7 @@ def test_passes_equal_those_of_operators(pair_of: Callable[[str], Any], name: st
         fill(model, cache, lengths)
         for num_new, counts in ((1, None), (1, None), (3, [3, 1, 2][: len(lengths)]), (1, None), (5, None)):
             for wanted in ("last",) if num_new == 1 else ("last", "all"):
-                tokens, want = make_tokens(len(lengths), num_new), Want(logits=wanted)  # type: ignore[arg-type]
+                tokens, want = make_tokens(len(lengths), num_new), Want(logits=wanted)
                 made, expected = run_both(model, tokens, cache, counts=counts, want=want)
                 assert made.path == "library" and expected.path == "eager"
                 for row in range(len(lengths)):
@@ -208,7 +208,7 @@ def test_windows_read_alike_wherever_they_have_slid_to() -> None:
         made, kept = (model.forward(tokens[:, i : i + 1], cache) for cache in (hybrid, plain))
         assert (made.path, kept.path) == ("library", "library")
         assert torch.equal(made.logits, kept.logits)
-    assert hybrid._store._slider.bases[0] > 0  # type: ignore[attr-defined]
+    assert hybrid._store._slider.bases[0] > 0
 
 
 def test_a_pass_that_is_longer_than_the_recent_ones_have_room_for_takes_operators() -> None:

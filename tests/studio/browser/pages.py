@@ -100,4 +100,4 @@ class StudioPage:
         return found
 
     def count(self, selector: str) -> int:
-        return self.page.locator(selector).count()  # type: ignore[no-any-return]
+        return self.page.locator(selector).count()

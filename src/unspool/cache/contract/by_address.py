@@ -49,7 +49,7 @@ class ReadByAddress(Capable):
         """Inside it nothing moves that another thread could move: from `places` until a step has been launched."""
         return nullcontext()
 
-    def places(self, *, in_order: bool = False) -> Places | None:  # noqa: ARG002 - kinds whose rows read others' keys ask
+    def places(self, *, in_order: bool = False) -> Places | None:  # kinds whose rows read others' keys ask
         """Where the keys lie, for a pass that reads and writes them by address; None for kinds that need `write`.
 
         With `in_order`, every row's own keys lie in its own row: reordering moves keys, not an index.

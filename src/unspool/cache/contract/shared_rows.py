@@ -19,7 +19,7 @@ class SharedRows(Capable):
     num_forks: int = 1  # rows of a pass that read the keys of one row held here
     first_fork: int | None = None  # the number of the first of them; None: this is no view of forks
 
-    def fork(self, forks: range) -> Cache:  # noqa: ARG002 - kinds that can, do
+    def fork(self, forks: range) -> Cache:
         """A view for one pass in which every row is followed by `len(forks)` tokens, each seeing the row and itself.
 
         The view's rows are the forks of the first row, then those of the second. Several views with other numbers in
@@ -28,17 +28,17 @@ class SharedRows(Capable):
         self.require(FORK)
         raise NotImplementedError(f"{type(self).__name__} says that it can fork")
 
-    def keep_fork(self, chosen: torch.Tensor) -> None:  # noqa: ARG002 - likewise
+    def keep_fork(self, chosen: torch.Tensor) -> None:
         """Let every row grow by its fork `chosen[row]`, a number out of the views' `forks`."""
         self.require(FORK)
         raise NotImplementedError(f"{type(self).__name__} says that it can fork")
 
-    def branch(self, num_branches: int) -> Cache:  # noqa: ARG002 - likewise
+    def branch(self, num_branches: int) -> Cache:
         """A cache in which every row goes on in `num_branches` rows over one copy of its keys; it owns this one."""
         self.require(BRANCH)
         raise NotImplementedError(f"{type(self).__name__} says that it can branch")
 
-    def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # noqa: ARG002 - likewise
+    def divide(self, num_parts: int, num_new: int) -> list[Cache]:
         """Caches over every `num_parts`-th row, with room for `num_new` positions, that write into this one's keys.
 
         A pass is run over each of them, and `rejoin` ends the division.

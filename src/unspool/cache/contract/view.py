@@ -17,11 +17,11 @@ class KeysInView:
         """What the span's queries may see among the `span.stop` keys in view."""
         return see_positions(span, window)
 
-    def stands_in_order(self, window: int | None) -> bool:  # noqa: ARG002 - kinds that hold windows apart ask
+    def stands_in_order(self, window: int | None) -> bool:  # kinds that hold windows apart ask
         """Whether layers with that window (None: without one) find every key at the index of its position."""
         return self.is_in_order
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - likewise
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
         """The position of every key in view of layers with that window: (rows or 1, keys)."""
         return torch.arange(span.stop, device=span.positions.device)[None]
 

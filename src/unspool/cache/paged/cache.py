@@ -111,7 +111,7 @@ class PagedCache(StoredCache):
         made.select_rows([])
         return made
 
-    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         self._check_room(max(stops, default=0))
         self._store.reserve(starts, stops, max(stops, default=0))
 
@@ -162,7 +162,7 @@ class PagedCache(StoredCache):
         return min(limits, default=None)
 
     # --- parts --------------------------------------------------------------------------------------
-    def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # noqa: ARG002 - a part makes room for itself
+    def divide(self, num_parts: int, num_new: int) -> list[Cache]:  # a part makes room for itself
         self.require(DIVIDE)
         parts: list[Cache] = []
         for first in range(num_parts):

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from unspool.cache.paged.block_group import BlockGroup
 from unspool.cache.paged.block_table import BlockTable, join_tables, reserve_blocks
-from unspool.cache.paged.blocks import BlockGroup, PooledStore, read_rows
+from unspool.cache.paged.packed_layers import NUM_PARTS, PackedLayers
 from unspool.cache.paged.pool import BlockPool
+from unspool.cache.paged.pooled import PooledStore, read_rows
 from unspool.cache.places import PackedPlaces, Places
 from unspool.cache.span import Span
 from unspool.cache.stores.memory import KeyFormat, split
 from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.errors import SettingError
 from unspool.kernels.packed_keys import PackedKeys, PackedView
-from unspool.kernels.packing import Fit, Packed, Scheme, pack, unpack
-
-NUM_PARTS: Final = 6  # tensors of a packed layer: codes, scales and zero points of keys, then of values
-_PIECE: Final = 64  # blocks packed at a time: packing needs room for them in float32
+from unspool.kernels.packing import Fit, Packed
 
 
 @dataclass(slots=True)
@@ -43,10 +42,10 @@ class PackedBlockStore(PooledStore):
     def __init__(self, config: QuantizedCacheConfig, fit: Fit, pool: BlockPool, packed_pool: BlockPool) -> None:
         super().__init__(pool)
         self.config, self._fit, self.packed_pool = config, fit, packed_pool
+        self._layers = PackedLayers(config, fit, pool, packed_pool)
         self.recent = BlockGroup(pool, None)
         self.packed = BlockTable(packed_pool)
         self.num_packed: list[int] = []  # positions, one count per row
-        self._schemes: tuple[Scheme, Scheme] | None = None
         self._long: _LongPass | None = None
         self._view: PackedView | None = None
         self._near: Span | None = None  # the pass's span, counted from what is not packed
@@ -55,23 +54,10 @@ class PackedBlockStore(PooledStore):
     def num_layers(self) -> int:
         return len(self.pool.buffers)
 
-    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # noqa: ARG002 - blocks are for any number
+    def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:  # blocks are for any number
         with self.pool.lock:
             self.pool.open_layer(layer, keys)
-            for which, scheme in enumerate(self._find_schemes(keys.width)):
-                for part, (shape, kind) in enumerate(scheme.shapes_of(1, keys.heads, self.pool.block_size)):
-                    self.packed_pool.open_buffer(NUM_PARTS * layer + 3 * which + part, shape[1:], kind, keys.device)
-
-    def _find_schemes(self, width: int) -> tuple[Scheme, Scheme]:
-        if self._schemes is None:
-            self._schemes = self.config.make_schemes(width)
-        return self._schemes
-
-    def _show_layer(self, layer: int) -> tuple[Packed, Packed]:
-        """The packed keys and values of a layer: rows are blocks."""
-        parts = self.packed_pool.buffers[NUM_PARTS * layer : NUM_PARTS * (layer + 1)]
-        keys, values = self._find_schemes(self.pool.buffers[layer].shape[-1])
-        return Packed(keys, *parts[:3]), Packed(values, *parts[3:])
+            self._layers.open(layer, keys)
 
     @property
     def tables(self) -> list[BlockTable]:
@@ -83,7 +69,7 @@ class PackedBlockStore(PooledStore):
         self.packed.open(rows)
         self.num_packed = [0] * rows
 
-    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         self._long = None
         self.catch_up(starts)
         held, size = self.num_packed, self.pool.block_size
@@ -164,17 +150,7 @@ class PackedBlockStore(PooledStore):
                 self.pool.buffers[layer][into] = whole.view(-1, size, *seen.shape[2:]).to(
                     self.pool.buffers[layer].dtype
                 )
-        self._pack_blocks(layer, torch.cat(numbers), blocks)
-
-    def _pack_blocks(self, layer: int, numbers: torch.Tensor, into: Sequence[int]) -> None:
-        """Pack whole blocks (blocks, positions, 2, heads, width)."""
-        for start in range(0, len(into), _PIECE):
-            index = torch.tensor(into[start : start + _PIECE], device=numbers.device)
-            both = numbers[start : start + _PIECE].unbind(2)
-            for packed, part in zip(self._show_layer(layer), both, strict=True):
-                made = pack(part.transpose(1, 2), packed.scheme, self._fit)
-                for old, new in zip(packed.tensors(), made.tensors(), strict=True):
-                    old[index] = new
+        self._layers.pack(layer, torch.cat(numbers), blocks)
 
     def _show(self, layer: int, seen: torch.Tensor, view: PackedView | None) -> tuple[Any, Any]:
         """Keys and values as attention reads them: packed blocks gathered in order, then what is recent."""
@@ -183,7 +159,7 @@ class PackedBlockStore(PooledStore):
         rows, num_blocks = seen.shape[0], max(view.num_packed) // self.pool.block_size
         blocks = self.packed.put_on(seen.device, num_blocks).find_blocks(rows, num_blocks)
         both = []
-        for packed, recent in zip(self._show_layer(layer), split(seen), strict=True):
+        for packed, recent in zip(self._layers.show(layer), split(seen), strict=True):
             gathered = (
                 part.index_select(0, blocks).view(rows, num_blocks, *part.shape[1:]).transpose(1, 2).flatten(2, 3)
                 for part in packed.tensors()
@@ -230,7 +206,7 @@ class PackedBlockStore(PooledStore):
             made = dict(zip(plain, self.packed_pool.take(len(plain)), strict=True))
             for layer, buffer in enumerate(self.pool.buffers):
                 index = torch.tensor(plain, device=buffer.device)
-                self._pack_blocks(layer, buffer.index_select(0, index), list(made.values()))
+                self._layers.pack(layer, buffer.index_select(0, index), list(made.values()))
             taken = [[made[block] for block in blocks] for blocks in due]
             self.packed_pool.share([block for blocks in taken for block in blocks])
             self.packed_pool.give_back(list(made.values()))  # each was taken once, and is counted for its rows now
@@ -250,7 +226,7 @@ class PackedBlockStore(PooledStore):
         return min(end - length for end, length in zip(ends, lengths, strict=True))
 
     # --- rows ----------------------------------------------------------------------------------------
-    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002 - blocks know themselves
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # blocks know themselves
         self.recent.table.select(index)
         self.packed.select(index)
         self.num_packed = [self.num_packed[row] for row in index]
@@ -283,7 +259,8 @@ class PackedBlockStore(PooledStore):
             with self.pool.lock:
                 fresh = self.pool.take(1 if length > first else 0)
                 for layer in range(self.num_layers if fresh else 0):
-                    self._unpack_block(layer, packed.rows[row][first // size], fresh[0], length - first)
+                    block = packed.rows[row][first // size]
+                    self._layers.unpack(layer, block, self.pool.buffers[layer][fresh[0], : length - first])
                 self.pool.give_back(plain.rows[row])
                 self.packed_pool.give_back(packed.rows[row][first // size :])
             plain.rows[row][:] = fresh
@@ -293,12 +270,6 @@ class PackedBlockStore(PooledStore):
             self.num_packed[row] = first
         plain.cut([length - count for length, count in zip(lengths, self.num_packed, strict=True)])
         self.catch_up(lengths)  # what a trial kept back
-
-    def _unpack_block(self, layer: int, block: int, into: int, count: int) -> None:
-        buffer = self.pool.buffers[layer]
-        for which, packed in enumerate(self._show_layer(layer)):
-            numbers = unpack(packed.rows(slice(block, block + 1)), buffer.dtype)[0].transpose(0, 1)
-            buffer[into, :count, which] = numbers[:count]  # (positions, heads, width)
 
     def clone(self) -> PackedBlockStore:
         made = PackedBlockStore(self.config, self._fit, self.pool, self.packed_pool)
@@ -342,7 +313,7 @@ class PackedBlockStore(PooledStore):
         layers = [tuple(parts[first : first + NUM_PARTS]) for first in range(0, len(parts), NUM_PARTS)]
         packed = PackedPlaces(
             layers,
-            self._find_schemes(buffers[0].shape[-1]),
+            self._layers.find_schemes(buffers[0].shape[-1]),
             self.pool.block_size,
             list(self.num_packed),
             block_table=packed_table,

@@ -103,7 +103,7 @@ class PackedStore(Store):
         for layer in self.layers:
             layer.restart(rows)
 
-    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         self.catch_up(starts)
         recent = 0
         if self.is_trying and self.layers:  # nothing is packed, so everything new is recent
@@ -214,7 +214,7 @@ class PackedStore(Store):
         return max(start - base for start, base in zip(span.starts, slider.bases, strict=True)) + span.num_new
 
     # --- rows ----------------------------------------------------------------------------------------
-    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002 - layers know themselves
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # layers know themselves
         self._places = None  # or it would keep the old ones
         for layer in self.layers:
             layer.select(index, is_fixed=self.room.is_fixed)
@@ -256,7 +256,7 @@ class PackedStore(Store):
         self.catch_up(lengths)
         self.is_trying = True
 
-    def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002
+    def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:
         if (slider := self._slider) is not None:
             slider.check_truncation(lengths)
 

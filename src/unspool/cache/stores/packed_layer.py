@@ -124,7 +124,7 @@ class LayerBlocks:
     def _pack_ahead(
         self,
         seen: torch.Tensor,
-        lengths: Sequence[int],  # noqa: ARG002 - windows let go what is too far back
+        lengths: Sequence[int],  # windows let go what is too far back
         targets: list[int],
         tail: torch.Tensor,
     ) -> Pending:

@@ -53,7 +53,7 @@ class PlainStore(Store):
         return buffer if buffer.shape[0] == rows else buffer.narrow(0, 0, rows)
 
     # --- a pass --------------------------------------------------------------------------------------
-    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         if stop > self.room.positions:
             self.grow(stop)
 

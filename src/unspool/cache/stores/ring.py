@@ -100,7 +100,7 @@ class RingStore(PlainStore):
         pinned = self.num_pinned
         return position if position < pinned else (position - pinned) % self.reach + pinned
 
-    def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+    def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self._ensure_layer(layer, kv.shape[0], kv)
         buffer, move = self.rows_of(layer, kv.shape[0]), self.move
         if move is None:
@@ -124,10 +124,10 @@ class RingStore(PlainStore):
         return max(1, self.size - max(lengths, default=0))
 
     # --- what is in view -----------------------------------------------------------------------------
-    def is_in_order(self, window: int | None) -> bool:  # noqa: ARG002 - a ring has its own
+    def is_in_order(self, window: int | None) -> bool:  # a ring has its own
         return False
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - likewise
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
         return self.find_positions(span).clamp(min=0)
 
     def find_positions(self, span: Span) -> torch.Tensor:
@@ -198,7 +198,7 @@ class RingStore(PlainStore):
                 [self.trial.lengths[row] for row in index], [move.select(chosen) for move in self.trial.moves]
             )
             self.tried = [
-                [tuple(part[chosen.to(part.device)] for part in both) for both in tried]  # type: ignore[misc]
+                [tuple(part[chosen.to(part.device)] for part in both) for both in tried]  # type: ignore[misc]  # of two
                 for tried in self.tried
             ]
 

@@ -141,7 +141,7 @@ class StateStore(Store):
         if self._pass is not None:
             self._pass.inputs[layer] = (inputs, replay)
 
-    def end(self, lengths: Sequence[int]) -> None:  # noqa: ARG002 - states have none
+    def end(self, lengths: Sequence[int]) -> None:  # states have none
         self._swap()
         self.can_undo = self._is_step and self._trial is None
         if self._trial is not None and self._pass is not None:
@@ -157,10 +157,10 @@ class StateStore(Store):
         self.conv, self.next_conv = self.next_conv, self.conv
         self.ssm, self.next_ssm = self.next_ssm, self.ssm
 
-    def write(self, layer: int, span: Span, kv: torch.Tensor) -> NoReturn:  # noqa: ARG002 - the contract's arguments
+    def write(self, layer: int, span: Span, kv: torch.Tensor) -> NoReturn:
         raise refuse_keys()
 
-    def read(self, layer: int, rows: int, length: int) -> NoReturn:  # noqa: ARG002 - likewise
+    def read(self, layer: int, rows: int, length: int) -> NoReturn:
         raise refuse_keys()
 
     # --- rows ----------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class StateStore(Store):
             self.conv[:, row], self.ssm[:, row] = conv, ssm
         return {row: length for row, (length, _, _) in aside.items()}
 
-    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: ARG002 - states have none
+    def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # states have none
         chosen = torch.tensor(list(index), dtype=torch.int64)
         where = chosen.to(self.conv.device)
         if len(index) == self.conv.shape[1]:

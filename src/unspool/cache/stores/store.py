@@ -67,7 +67,7 @@ class Store(ABC):
     def catch_up(self, lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
         """Do what is due after steps that wrote by address, which nobody ends."""
 
-    def count_steps(self, lengths: Sequence[int]) -> int | None:  # noqa: ARG002 - likewise
+    def count_steps(self, lengths: Sequence[int]) -> int | None:
         """Steps that may be taken at once before the store changes what it holds; None if it never does."""
         return None
 
@@ -76,11 +76,11 @@ class Store(ABC):
         """What the queries may see among the keys in view."""
         return see_positions(span, window)
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - mixed ones ask
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # mixed ones ask
         """The position of every key in view: (rows or 1, keys)."""
         return torch.arange(span.stop, device=span.positions.device)[None]
 
-    def is_in_order(self, window: int | None) -> bool:  # noqa: ARG002 - likewise
+    def is_in_order(self, window: int | None) -> bool:
         """Whether layers with that window find every key at the index of its position."""
         return True
 

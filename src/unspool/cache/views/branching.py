@@ -81,7 +81,7 @@ class BranchingCache(Cache):
         self._own.end()
         self._note_origins()
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all keys are in view
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # all keys are in view
         """The shared positions and, after them, the row's own: (rows, keys)."""
         device = span.positions.device
         num_shared, num_own = self._prompt.get_seq_length(), max(self._own.lengths, default=0) + span.num_new
@@ -234,7 +234,7 @@ class BranchingCache(Cache):
     def __len__(self) -> int:
         return len(self._own)
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002 - all layers hold as much
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:  # all layers hold as much
         return max(self.lengths, default=0)
 
     def merge(self) -> Cache:

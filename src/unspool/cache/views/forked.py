@@ -60,7 +60,7 @@ class ForkedCache(Cache):
         self._store.begin(self._require_span())
         super().end()
 
-    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:  # noqa: ARG002
+    def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         self._open_forks(self._first + self.num_forks)
 
     def _reserve(self, stop: int) -> None:
@@ -99,7 +99,7 @@ class ForkedCache(Cache):
             visible &= (column > ends - window) | (column >= ends)
         return visible[:, None, None, :]
 
-    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # noqa: ARG002 - all are held
+    def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # all are held
         """The position of every key in view, all forks at their row's end: (rows * forks or 1, keys)."""
         ends = span.positions[:1] if span.is_uniform else span.positions
         return torch.arange(self._num_keys, device=ends.device).expand(ends.shape[0], -1).minimum(ends)
@@ -116,13 +116,13 @@ class ForkedCache(Cache):
         return taken.masked_fill((column > ends)[:, None, None], 0.0)
 
     # --- what a view does not do -----------------------------------------------------------------------
-    def select_rows(self, index: Sequence[int]) -> None:  # noqa: ARG002 - the contract's argument
+    def select_rows(self, index: Sequence[int]) -> None:
         raise UnsupportedError("a fork's rows don't move; keep_fork() of the cache below ends it")
 
     def _select(self, index: torch.Tensor) -> None:
         self.select_rows(index.tolist())
 
-    def advance(self, rows: int) -> None:  # noqa: ARG002 - likewise
+    def advance(self, rows: int) -> None:
         raise UnsupportedError("a fork is written through begin(), write() and end()")
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.choosing import LogitsChoice
+from unspool.decoding.stretching import launch_steps, takes_stretches
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
 from unspool.protocols import Choose
@@ -42,12 +43,14 @@ class Sample:
     def can_launch(self) -> bool:
         """Whether nothing lies between steps but the likeliest token of one being what the next reads."""
         scorer = self._scorer
-        return not self._do_sample and not scorer.changes_logits and scorer.can_choose and scorer.reader.can_stretch
+        return (
+            not self._do_sample and not scorer.changes_logits and scorer.can_choose and takes_stretches(scorer.reader)
+        )
 
     def launch(self, rows: Rows, num_steps: int) -> torch.Tensor | None:
         """What the next steps choose (steps, rows), launched together; None if they must be taken one by one."""
         reader = self._scorer.reader
-        return None if reader.is_fresh else reader.launch_steps(rows, num_steps)
+        return None if reader.is_fresh else launch_steps(reader, rows, num_steps)
 
     def start_choosing(self, rows: Rows, num_steps: int) -> Choose | None:
         """What chooses the tokens of up to `num_steps` steps from their logits; None: the likeliest ones."""

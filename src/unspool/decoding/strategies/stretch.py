@@ -17,6 +17,7 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.turns import TokenTurns
+from unspool.decoding.stretching import accept_step, take_steps, takes_stretches
 from unspool.protocols import Choose
 
 SECONDS_AT_ONCE: Final = 0.02  # that one call may take: a stream stays smooth, and a call can be stopped
@@ -50,6 +51,7 @@ class StretchTurns(TokenTurns):
     ready: deque[list[int]] = field(default_factory=deque)  # what steps that were taken chose, one per row
     seconds: float = SECONDS_AT_ONCE  # of a step, as last measured
     choosing: Choosing | None = None
+    path: str = ""  # how the steps that are ready were run
 
     def turn(self) -> Emitted:
         """Tell of the next step, taken already or now."""
@@ -60,7 +62,7 @@ class StretchTurns(TokenTurns):
             self.choosing = None
             return TokenTurns.turn(self)
         chosen = self.ready.popleft()
-        self.scorer.reader.accept_step(self.rows)
+        accept_step(self.scorer.reader, self.rows, self.path)
         self.rows.append_late(chosen)
         emitted = self._tell([[token] for token in chosen], Emitted({}, {}))
         if emitted.finished:  # what follows was chosen before that was known
@@ -82,15 +84,17 @@ class StretchTurns(TokenTurns):
         if choosing is None or not choosing.fits(list(rows.lengths)):
             choosing = Choosing(cast(Sample, self.strategy).start_choosing(rows, most), list(rows.lengths), most)
         num_steps = min(num_steps, choosing.num_left)
-        taken = reader.stretch(rows, num_steps, self.finish.end_tokens, choosing.choose)
+        stretch = take_steps(reader, rows, num_steps, self.finish.end_tokens, choosing.choose)
+        taken = [] if stretch is None else stretch.steps
         # After fewer steps than were asked for it may have seen more than what was taken.
-        self.choosing = choosing if taken is not None and len(taken) == num_steps else None
-        if taken:
+        self.choosing = choosing if len(taken) == num_steps else None
+        if stretch is not None and taken:
             choosing.advance(len(taken))
             self.seconds = (time.perf_counter() - started) / len(taken)
             self.ready.extend(taken)
+            self.path = stretch.path
 
 
 def can_stretch(scorer: Scorer, rows: Rows) -> bool:
     """Whether the model takes steps several at a time, and nothing in the call has to see what lies between them."""
-    return rows.device.type == "cpu" and scorer.can_choose and scorer.reader.can_stretch
+    return rows.device.type == "cpu" and scorer.can_choose and takes_stretches(scorer.reader)

@@ -48,7 +48,8 @@ FindBits = Callable[[list[int]], torch.Tensor]
 class MarkCall(ABC):
     """A mark of step after step, on the CPU: what the library's calls need lies ready, in memory of their own.
 
-    The text (rows, columns) grows where it lies. A step's result is valid until the next one.
+    The text (rows, columns) grows where it lies. A step's scores are its own: a mark may be made where they lie, and
+    what it returns is valid until the next one.
     """
 
     def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int) -> None:
@@ -57,13 +58,12 @@ class MarkCall(ABC):
         self._handle, self._threads = marks.handle, marks.threads
         self._ids, self._rows, self._stride, self._vocab = ids, *ids.shape, vocab
         self._numbers = ids.numpy()
-        self._out = torch.empty(len(ids), vocab)
         self._states, self._repeated = torch.empty(len(ids), dtype=torch.int64), torch.empty(len(ids), dtype=torch.bool)
 
     def _read(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores as the library reads them."""
-        if scores.shape != self._out.shape:
-            raise SettingError(f"scores {list(scores.shape)} can't be marked as {list(self._out.shape)}")
+        if scores.shape != (self._rows, self._vocab):
+            raise SettingError(f"scores {list(scores.shape)} can't be marked as {[self._rows, self._vocab]}")
         return scores.to(torch.float32).contiguous()
 
     @abstractmethod
@@ -100,6 +100,7 @@ class TournamentCall(MarkCall):
     def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int, bits: Bits, find_window: FindWindow) -> None:
         super().__init__(marks, ids, vocab)
         self._bits, self._find_window = bits, find_window
+        self._out = torch.empty(len(ids), vocab)
         self._tokens = np.full(len(ids), NO_MARK, dtype=np.int32)
 
     def draw(self, scores: torch.Tensor, columns: int, uniforms: Uniforms | None) -> list[int] | None:
@@ -199,7 +200,7 @@ class OwnListsCall(MarkCall):
         check_code(
             self._handle.us_raise_own(
                 given.data_ptr(),
-                self._out.data_ptr(),
+                given.data_ptr(),
                 self._rows,
                 self._vocab,
                 lists.num_first,
@@ -212,10 +213,12 @@ class OwnListsCall(MarkCall):
                 lists.key,
                 self._divisors.ctypes.data,
                 self._bias,
+                lists.known.data_ptr(),
+                len(lists.known),
                 self._threads,
             )
         )
-        return self._out
+        return given
 
 
 class ListedCall(MarkCall):
@@ -233,6 +236,6 @@ class ListedCall(MarkCall):
             return scores
         given, bits = self._read(scores), self._find_bits(self._numbers[:, columns - 1].tolist())
         self._handle.us_raise_listed(
-            given.data_ptr(), self._rows, self._vocab, bits.data_ptr(), bits.shape[1], self._bias, self._out.data_ptr()
+            given.data_ptr(), self._rows, self._vocab, bits.data_ptr(), bits.shape[1], self._bias, given.data_ptr()
         )
-        return self._out
+        return given

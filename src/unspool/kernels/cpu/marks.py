@@ -24,6 +24,7 @@ class OwnLists:
     width: int  # tokens before
     num_first: int  # tokens of a list
     num_candidates: int  # a row's likeliest tokens
+    known: torch.Tensor  # (a power of two,) int64, zeros at first: what was found out about seeds and tokens
 
 
 class Marks:
@@ -38,7 +39,7 @@ class Marks:
         handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, at, word, at, size]
         handle.us_draw_winners.argtypes = [at, number, size, size, at, word, at, word, at, at, at, size]
         handle.us_raise_own.argtypes = [at, at, number, *(size,) * 3, at, number, size, at, number, number, at]
-        handle.us_raise_own.argtypes += [ctypes.c_float, size]
+        handle.us_raise_own.argtypes += [ctypes.c_float, at, word, size]
         handle.us_read_contexts.argtypes = [at, at, number, number, *(size,) * 4, ctypes.c_uint64, size, at, at]
         handle.us_read_contexts.restype = None
         handle.us_draw_keyed.argtypes = [at, number, size, at, at, at, size]
@@ -94,6 +95,8 @@ class Marks:
                     lists.key,
                     list_divisors(vocab, lists.num_first).ctypes.data,
                     bias,
+                    _at(lists.known),
+                    len(lists.known),
                     self.threads,
                 )
             )

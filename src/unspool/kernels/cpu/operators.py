@@ -30,8 +30,8 @@ def multiply_packed(
 def _(
     x: torch.Tensor,
     tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
-    bias: torch.Tensor | None,  # noqa: ARG001
-    kind: AnyKind,  # noqa: ARG001
+    bias: torch.Tensor | None,  # noqa: ARG001 - likewise
+    kind: AnyKind,  # noqa: ARG001 - likewise
     num_rows: int,
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], num_rows)
@@ -58,8 +58,8 @@ def read_packed_rows(
 def _(
     index: torch.Tensor,
     tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
-    kind: AnyKind,  # noqa: ARG001
-    num_rows: int,  # noqa: ARG001
+    kind: AnyKind,  # noqa: ARG001 - likewise
+    num_rows: int,  # noqa: ARG001 - likewise
     num_columns: int,
 ) -> torch.Tensor:
     return index.new_empty(*index.shape, num_columns, dtype=torch.float32)

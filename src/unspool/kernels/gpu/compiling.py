@@ -6,15 +6,54 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache as once
+from pathlib import Path
+from types import FunctionType
 from typing import Any, Final
 
+import triton
 from triton import knobs
+from triton.compiler import compiler
 from triton.compiler.compiler import make_backend
-from triton.runtime import cache
+from triton.runtime import cache, jit
 
 from unspool.kernels.compiler_process import COMPILERS
 
 _PLAIN: Final = (int, float, bool, str, type(None))  # what JSON gives back as it was
+
+
+@once
+def find_triton_key() -> str:
+    """What tells this Triton from others: the sizes of its files, and when they were written.
+
+    Triton's own key is a hash of all that they hold, 400 MB: a quarter of a second, and seconds where no other process
+    has read them before.
+    """
+    home = Path(triton.__file__).parent
+    files = [path for name in ("compiler", "backends", "language", "runtime") for path in (home / name).rglob("*.py")]
+    files += (home / "_C").glob("libtriton.*")
+    told = sorted((str(path.relative_to(home)), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return f"{triton.__version__}-{hashlib.sha256(repr(told).encode()).hexdigest()}"
+
+
+def name_by_files() -> bool:
+    """Let Triton name our kernels in its cache by `find_triton_key`, and all others by its own key, if it can be."""
+    own = getattr(cache, "get_cache_key", None)
+    if own is None or {getattr(user, "get_cache_key", None) for user in (compiler, jit)} != {own}:  # another Triton
+        return False
+    ours = FunctionType(own.__code__, {**vars(cache), "triton_key": find_triton_key})
+
+    def get_cache_key(source: Any, *args: Any, **kwargs: Any) -> str:
+        return str((ours if is_ours(source) else own)(source, *args, **kwargs))
+
+    compiler.get_cache_key = jit.get_cache_key = get_cache_key
+    return True
+
+
+def is_ours(source: Any) -> bool:
+    """Whether what is compiled or launched is a kernel of this package."""
+    module = getattr(getattr(source, "fn", None), "__module__", None)
+    return module is not None and module.startswith("unspool.")
 
 
 def compile_elsewhere(compiling: Callable[..., Any]) -> None:
@@ -26,7 +65,7 @@ def compile_elsewhere(compiling: Callable[..., Any]) -> None:
         parts = inspect.getclosurevars(compiling).nonlocals
         job = describe_job(parts["src"], parts["target"], parts["options"], parts["env_vars"])
         if job is not None and not _is_cached(parts["src"], parts["target"], parts["options"], parts["env_vars"]):
-            COMPILERS.compile(job, cache.triton_key())
+            COMPILERS.compile(job, _find_key())
 
 
 def describe_job(source: Any, target: Any, options: Any, environment: dict[str, str]) -> dict[str, Any] | None:
@@ -37,7 +76,7 @@ def describe_job(source: Any, target: Any, options: Any, environment: dict[str, 
     )
     is_plain = all(type(value) in _PLAIN for value in source.constants.values())
     is_flat = all(isinstance(kind, str) for kind in source.signature.values())
-    if not (is_usual and is_plain and is_flat and kernel.__module__.startswith("unspool.")):
+    if not (is_usual and is_plain and is_flat and is_ours(source)):
         return None
     return {
         "module": kernel.__module__,
@@ -53,6 +92,9 @@ def describe_job(source: Any, target: Any, options: Any, environment: dict[str, 
 
 
 def _is_cached(source: Any, target: Any, options: Any, environment: dict[str, str]) -> bool:
-    key = cache.get_cache_key(source, make_backend(target), options, environment)
+    key = compiler.get_cache_key(source, make_backend(target), options, environment)
     held = cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     return held.get_group(f"{source.name[:150]}.json") is not None
+
+
+_find_key = find_triton_key if name_by_files() else cache.triton_key

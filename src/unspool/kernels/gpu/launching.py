@@ -5,7 +5,6 @@ The overlap is programmatic dependent launch (PDL): a kernel may start before th
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,10 +19,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda as tlx
 from triton.runtime import build as launchers
-from triton.runtime import driver
 
 from unspool.kernels.gpu.compiling import compile_elsewhere
-from unspool.kernels.gpu.late_driver import use_late_driver
+from unspool.kernels.gpu.direct_driver import use_direct_driver
 from unspool.kernels.gpu.relaunching import relaunch, remember
 from unspool.kernels.preparations import begin_short_turns, end_short_turns, wait_for_preparations
 
@@ -31,7 +29,6 @@ HOPPER: Final = (9, 0)
 LINE_BYTES: Final = 128  # of a cache
 _MOST_COMPILERS: Final = 8  # kernels at once, in processes of their own: with more, the longest takes longer
 _MOST_HERE: Final = 6  # in threads: half of a kernel's compilation holds Python's lock
-_MOST_LAUNCHERS: Final = 4  # C compilers at once: what they make is needed last
 Launched = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # a kernel, its grid, arguments and options
 
 
@@ -42,7 +39,7 @@ class _State(threading.local):
 
 
 _state = _State()
-_under_way: dict[int, dict[int, Any]] = {}  # kernels that are being compiled: what each of their variants will be
+_under_way: list[tuple[Any, Any]] = []  # kernels that are being compiled, and what their variants will be
 _compilers: set[threading.Thread] = set()
 
 
@@ -66,7 +63,7 @@ def load_launchers_one_by_one() -> None:
 
 
 load_launchers_one_by_one()
-use_late_driver()
+use_direct_driver()
 
 
 @cache
@@ -100,8 +97,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, cluster: int = 1, **o
     if key is None:
         return
     if _under_way:
-        for variant in list(_under_way.get(id(kernel), {}).values()):  # compiling it here as well would take longer
-            variant.result(ignore_errors=True)
+        _await_variants(kernel)  # compiling it here as well would take longer
     if cluster > 1:
         # Triton's own clusters share the tensors of one program. Ours are programs of one each, so that a kernel is
         # compiled as usual, and only launched as if it had so many.
@@ -112,50 +108,24 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, cluster: int = 1, **o
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that have a kernel compiled and load it, and others that make the function by which it is launched.
-
-    That function is a C compiler's work of its own, as long as the kernel's; Triton begins it at the first launch.
-    """
+    """Threads that have a kernel compiled, and load it."""
 
     def __init__(self) -> None:
         count = min(_MOST_COMPILERS, max(_MOST_HERE, os.cpu_count() or 1))
         super().__init__(count, "unspool compiler")
         self._device = torch.cuda.current_device()
-        self._launchers = ThreadPoolExecutor(_MOST_LAUNCHERS, "unspool launcher")
         self._here = threading.Semaphore(_MOST_HERE)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        made = self._launchers.submit(_make_launcher, fn)
-
         def work() -> Any:
             compile_elsewhere(fn)
             with self._here:
                 kernel = fn(*args, **kwargs)  # from Triton's cache, if it was compiled elsewhere
-            made.result()
             with suppress(Exception), torch.cuda.device(self._device):  # the first launch raises it again
                 _ = kernel.run
             return kernel
 
         return super().submit(work)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Both kinds of threads end."""
-        super().shutdown(wait, cancel_futures=cancel_futures)
-        self._launchers.shutdown(wait, cancel_futures=cancel_futures)
-
-
-class _Unmade:
-    """What is known of a kernel before it is compiled: nothing."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-def _make_launcher(compiling: Callable[..., Any]) -> None:
-    """Fill Triton's cache with the launching function of a kernel: it depends on the types of its arguments alone."""
-    with suppress(Exception):  # then it is made when the kernel is loaded
-        source = inspect.getclosurevars(compiling).nonlocals["src"]
-        driver.active.launcher_cls(source, _Unmade())
 
 
 def can_compile_ahead() -> bool:
@@ -172,14 +142,14 @@ def compile_ahead() -> Iterator[None]:
     if not can_compile_ahead():
         yield
         return
-    begun: set[int] = set()
+    begun: list[tuple[Any, Any]] = []
 
     def compile_one(launched: Launched) -> None:
         kernel, grid, args, options = launched
         variant = kernel.warmup(*args, grid=grid, **options)
         if hasattr(variant, "future"):
-            _under_way.setdefault(id(kernel), {})[id(variant)] = variant
-            begun.add(id(kernel))
+            begun.append((kernel, variant))
+            _under_way.append(begun[-1])
 
     _state.take = compile_one
     try:
@@ -188,30 +158,56 @@ def compile_ahead() -> Iterator[None]:
             yield
     finally:
         _state.take = None
-        for kernel in begun:
-            _under_way.pop(kernel, None)
+        _end(begun)
+
+
+class _Asked:
+    """What stands for the variants of a kernel until each of them is known."""
+
+    def __init__(self) -> None:
+        self.is_known = threading.Event()
+
+    def result(self, ignore_errors: bool = False) -> None:  # noqa: ARG002 - as of Triton's variants
+        """Return once they are."""
+        self.is_known.wait()
+
+
+def _await_variants(kernel: Any) -> None:
+    """Return once none of a kernel's variants is being compiled."""
+    awaited: list[Any] = []
+    while found := [one for other, one in list(_under_way) if other is kernel and one not in awaited]:
+        for variant in found:
+            variant.result(ignore_errors=True)
+        awaited += found
+
+
+def _end(begun: list[tuple[Any, Any]]) -> None:
+    for one in begun:
+        _under_way.remove(one)
 
 
 def compile_beside(work: Callable[[], object]) -> None:
-    """Compile what `work` launches on the meta device in another thread, the longest kernels first.
+    """Compile what `work` launches on the meta device in other threads, the longest kernels first.
 
-    An error there leaves kernels to those who launch them.
+    What it launches is known on return: from then on, whoever launches one of these kernels waits for it. If `work`
+    fails, kernels are left to those who launch them.
     """
     if not can_compile_ahead():
         return
-    device = torch.cuda.current_device()
+    launched = _list_launches(work)
+    device, asked = torch.cuda.current_device(), _Asked()
+    begun = [(kernel, asked) for kernel in {id(one[0]): one[0] for one in launched}.values()]
+    _under_way.extend(begun)
 
     def run() -> None:
         try:
-            with suppress(Exception), torch.cuda.device(device), torch.inference_mode():
-                asked: list[Launched] = []
-                _state.take = asked.append
-                work()
-                asked.sort(key=lambda launched: -len(getattr(launched[0], "src", "")))
-                with compile_ahead():
-                    for kernel, grid, args, options in asked:
-                        launch(kernel, grid, *args, **options)
+            with suppress(Exception), torch.cuda.device(device), torch.inference_mode(), compile_ahead():
+                for kernel, grid, args, options in launched:
+                    launch(kernel, grid, *args, **options)
+                asked.is_known.set()
         finally:
+            asked.is_known.set()
+            _end(begun)
             _compilers.discard(threading.current_thread())
             end_short_turns()
 
@@ -219,6 +215,20 @@ def compile_beside(work: Callable[[], object]) -> None:
     begin_short_turns()
     _compilers.add(thread)
     thread.start()
+
+
+def _list_launches(work: Callable[[], object]) -> list[Launched]:
+    """What `work` launches, the longest kernels first; nothing if it fails."""
+    launched: list[Launched] = []
+    _state.take = launched.append
+    try:
+        with torch.inference_mode():
+            work()
+    except Exception:
+        return []
+    finally:
+        _state.take = None
+    return sorted(launched, key=lambda one: -len(getattr(one[0], "src", "")))
 
 
 def wait_for_compilers() -> None:

@@ -206,6 +206,11 @@ def _wants_other_layers(config: Any) -> bool:
     return any(type(layer).__name__ not in _KEY_LAYERS for layer in layers)
 
 
+def has_leading_streams(config: Any) -> bool:
+    """Whether hidden states have a dimension of streams before the rows (AltUp)."""
+    return hasattr(config, "altup_num_inputs")
+
+
 def find_text_config(model: Any) -> Any:
     """The config of a model's text decoder, which may be one of several in its config."""
     config = model.config

@@ -13,17 +13,17 @@ from unspool.config import GenerationConfig
 from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
 from unspool.models.adapters.decoder import AdaptedDecoder
-from unspool.models.adapters.description import describe, find_text_config
+from unspool.models.adapters.description import describe, find_text_config, has_leading_streams
 from unspool.models.adapters.pair import AdaptedPair
-from unspool.models.adapters.settings import convert_settings, is_theirs
-from unspool.models.adapters.twin import find_twin
+from unspool.models.adapters.settings import convert_settings, is_theirs, name_static_kind
+from unspool.models.adapters.twin import find_state_twin, find_twin
 from unspool.models.native import NativeModel
 
 Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
 NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached: whether it runs natively
 _FREE = ("logits_to_keep", "labels")  # inputs that change nothing about the answer
-_STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
+_STATIC = ("static", "offloaded_static", "hybrid")
 
 
 def is_transformers_model(model: Any) -> bool:
@@ -122,10 +122,16 @@ def open_call(
             "own generate()"
         )
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    name_static_kind(settings, is_pair=is_pair)
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
-    why = _explain_columns(model, given, settings)
     native = model.__dict__.get(NATIVE, True) if native is None else native
+    why = _explain_call(model, given, settings)
+    if why is None and native and _hides_states(given, settings):
+        twin = find_state_twin(model)
+        if twin is not None:
+            return twin
+    why = why or _explain_adapter(model, given)
     if why is None:
         reason = _explain_cache(given, settings) if native else ""
         twin, reason = (None, reason) if reason or not native else find_twin(model)
@@ -142,8 +148,8 @@ def open_call(
     return core
 
 
-def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:
-    """Why a call runs over transformers' own cache; None if it need not."""
+def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:
+    """Why a call runs over transformers' own cache, whatever the model is; None if it need not."""
     kind = type(model).__name__
     past = given.get("past_key_values")
     if past is not None and not isinstance(past, Cache | tuple | list):
@@ -163,10 +169,23 @@ def _explain_columns(model: Any, given: Mapping[str, Any], settings: GenerationC
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     if is_pair and (settings.output_hidden_states or settings.output_attentions):
         return "an encoder's states are returned in the columns that it was given"
-    if settings.output_hidden_states and hasattr(find_text_config(model), "altup_num_inputs"):
+    if settings.output_hidden_states and has_leading_streams(find_text_config(model)):
         return f"the hidden states of {kind} have several streams"
     if settings.return_dict_in_generate and settings.cache_implementation in _STATIC:
         return "a static cache of transformers is returned"
+    return None
+
+
+def _hides_states(given: Mapping[str, Any], settings: GenerationConfig) -> bool:
+    """Whether nobody sees the states that a native model keeps, which have another form, and rows are whole."""
+    is_seen = settings.return_dict_in_generate or settings.cache_implementation is not None
+    is_begun = given.get("past_key_values") is not None or given.get("inputs_embeds") is not None
+    return not (is_seen or is_begun or _has_zeros(given.get("attention_mask")))
+
+
+def _explain_adapter(model: Any, given: Mapping[str, Any]) -> str | None:
+    """Why a model runs over transformers' own cache; None if the adapter can give it ours."""
+    kind = type(model).__name__
     try:
         core = adapt(model)
         if given.get("input_features") is not None and core.info.features is None:

@@ -78,6 +78,18 @@ def fold_settings(model_config: GenerationConfig | None, config: GenerationConfi
     return GenerationConfig(**{**values, **told})
 
 
+def name_static_kind(settings: GenerationConfig, *, is_pair: bool) -> None:
+    """Put our name in the place of an older one of transformers' for a static cache.
+
+    There all of them mean one thing: memory that is taken once, for a window or for the whole text as a layer needs it.
+    """
+    kind = "static" if is_pair else "hybrid"
+    if settings.cache_implementation in ("sliding_window", "hybrid", "hybrid_chunked"):
+        settings.cache_implementation = kind
+    elif settings.cache_implementation in ("offloaded_hybrid", "offloaded_hybrid_chunked"):
+        settings.cache_implementation = f"offloaded_{kind}"
+
+
 def drop_unknown_tokens(settings: GenerationConfig, vocab_size: int) -> None:
     """Take tokens that the model does not have out of lists: transformers passes over them, and none is ever chosen."""
     ends = settings.eos_token_id

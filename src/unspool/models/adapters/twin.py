@@ -10,7 +10,11 @@ from torch import nn
 
 from unspool.errors import UnspoolError
 from unspool.models.adapters.adapted import set_evaluating
+from unspool.models.encoder_decoder.model import EncoderDecoder
 from unspool.models.families.base import DecoderFamily
+from unspool.models.families.mamba import MambaFamily
+from unspool.models.families.mamba2 import Mamba2Family
+from unspool.models.families.pair import PairFamily
 from unspool.models.native import NativeModel
 from unspool.models.registry import build_model, find_family
 from unspool.models.sharing import SharedSource
@@ -47,6 +51,12 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     return known.native, known.reason
 
 
+def find_state_twin(model: Any) -> NativeModel | None:
+    """The native model over an object that keeps states instead of keys; None for others, or if there is none."""
+    family = find_family({"architectures": [type(model).__name__]})
+    return find_twin(model)[0] if isinstance(family, MambaFamily | Mamba2Family) else None
+
+
 def prepare_twin(model: Any) -> None:
     """Start compiling the kernels of an object that will run natively on a GPU."""
     parameter = next(model.parameters(), None)
@@ -54,7 +64,8 @@ def prepare_twin(model: Any) -> None:
         return
     config = _read_config(model)
     family = find_family(config)
-    assert isinstance(family, DecoderFamily)  # `_explain` has nothing to say
+    if not isinstance(family, DecoderFamily):  # kernels of others are compiled in the first call
+        return
     with suppress(UnspoolError):  # the first call says what can't be
         family.prepare(config, SharedSource(dict(model.named_parameters())), parameter.device, parameter.dtype)
 
@@ -68,6 +79,9 @@ def _build(model: Any) -> Twin:
     parameter = next(model.parameters())
     config = _read_config(model)
     held = dict(model.named_parameters())  # a tied one once
+    if isinstance(find_family(config), PairFamily):  # whose head may have a bias that is no parameter
+        stored = model.state_dict()
+        held |= {name: buffer for name, buffer in model.named_buffers() if name in stored}
     try:
         native = build_model(config, SharedSource(held), device=parameter.device, dtype=parameter.dtype)
     except UnspoolError as error:
@@ -82,11 +96,29 @@ def _agree(model: Any, native: NativeModel) -> bool:
     """Whether both give the same logits for a few tokens: a module's settings may have been changed by hand."""
     tokens = torch.arange(1, 7, device=native.device)[None] % native.info.vocab_size
     with set_evaluating(model):
-        expected = model(tokens, use_cache=False, return_dict=True).logits.float()
-    found = native.forward(tokens, native.new_cache(), want=Want("all")).logits.float()
+        if isinstance(native, EncoderDecoder):
+            expected, found = _read_pair(model, native, tokens)
+        else:
+            expected = model(tokens, use_cache=False, return_dict=True).logits.float()
+            found = native.forward(tokens, native.new_cache(), want=Want("all")).logits.float()
     scale = float(expected.abs().amax().clamp(min=1e-6))
     most = _MOST_DIFFERENT[native.dtype] * scale
     return bool(((found - expected).abs() <= most).all())
+
+
+def _read_pair(model: Any, native: EncoderDecoder, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An object's and the native model's logits after a few tokens, for a source of few tokens or of silence."""
+    shape = native.info.features
+    if shape is None:
+        theirs: dict[str, Any] = {"input_ids": tokens}
+        encoded = native.encode(tokens)
+    else:
+        silence = torch.zeros(1, shape.channels, shape.frames, dtype=native.dtype, device=native.device)
+        theirs = {"input_features": silence}
+        encoded = native.encode(None, embeds=silence)
+    made = model(**theirs, decoder_input_ids=tokens, use_cache=False, return_dict=True).logits.float()
+    cache = native.new_cache(encoded=encoded)
+    return made, native.forward(tokens, cache, want=Want("all")).logits.float()
 
 
 def find_turned(core: Any) -> int | None:
@@ -116,7 +148,8 @@ def _explain(model: Any) -> str:
     """Why an object can't be run natively; empty if it can."""
     kind = type(model)
     config = {"architectures": [kind.__name__]}
-    if not kind.__module__.startswith("transformers.models.") or not isinstance(find_family(config), DecoderFamily):
+    has_native = isinstance(find_family(config), DecoderFamily | PairFamily | MambaFamily | Mamba2Family)
+    if not kind.__module__.startswith("transformers.models.") or not has_native:
         return f"{kind.__name__} has no native model"
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         return "its weights are quantised"

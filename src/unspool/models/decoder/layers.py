@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from unspool.models.assembly import Assembler, Packing, Progress, QkvLayout, pair_neighbours_, split_groups_
+from unspool.models.assembly import Assembler, Packing, Progress
 from unspool.models.decoder.mixture import Mixture, MixtureNames, assemble_experts, assemble_mixture
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
+from unspool.models.head_order import QkvLayout, pair_neighbours_, split_groups_
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import (
     AnyEmbedding,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unspool.errors import LoadError
-from unspool.models.assembly import CODEGEN_PARTS
 from unspool.models.decoder.frequencies import make_rope, plain_frequencies
 from unspool.models.decoder.layers import WeightNames
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.families.base import DecoderFamily, fixed, read_ids, read_sizes, refuse_unbuilt
+from unspool.models.head_order import CODEGEN_PARTS
 from unspool.models.settings import Settings
 
 NAMES = WeightNames(

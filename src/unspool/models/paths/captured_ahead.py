@@ -17,12 +17,7 @@ import torch.nn.functional as F
 
 from unspool.kernels.attention import attend
 from unspool.kernels.compiler_process import COMPILERS, has_cached_kernels
-from unspool.kernels.preparations import (
-    announce_preparation,
-    begin_short_turns,
-    end_preparation,
-    end_short_turns,
-)
+from unspool.kernels.preparations import announce_preparation, end_preparation
 from unspool.kernels.presence import has_triton, runs_kernels
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
@@ -46,10 +41,8 @@ def start_triton(device: torch.device) -> None:
         if not _importing:
             if not has_cached_kernels():  # otherwise it is started if a kernel is missing
                 COMPILERS.start()
-            for work in (_import_kernels, _hash_triton, _start_driver):
-                _importing.append(threading.Thread(target=work, name="unspool kernels", daemon=True))
-                _importing[-1].start()
-            _importing.pop()  # nothing waits for the last one but the kernels that were compiled meanwhile
+            _importing.append(threading.Thread(target=_import_kernels, name="unspool kernels", daemon=True))
+            _importing[-1].start()
 
 
 def await_triton() -> None:
@@ -68,25 +61,6 @@ def _import_kernels() -> None:
     with suppress(Exception):  # the import that needs them raises again
         importlib.import_module("unspool.models.paths.captured_blocks")
         importlib.import_module("triton.experimental.gluon.nvidia.hopper")  # imported when a first kernel is launched
-
-
-def _start_driver() -> None:
-    """On a machine without a cache of kernels, a third of a second of a C compiler."""
-    _is_imported.wait()
-    with suppress(Exception):
-        importlib.import_module("unspool.kernels.gpu.late_driver").use_late_driver()
-        _ = importlib.import_module("triton.runtime").driver.active.utils
-
-
-def _hash_triton() -> None:
-    """Triton names what it compiles by a hash of all of its files, which takes as long again; it keeps the hash."""
-    _is_imported.wait()
-    begin_short_turns()  # it reads hundreds of megabytes, one by one
-    try:
-        with suppress(Exception):
-            importlib.import_module("triton.runtime.cache").triton_key()
-    finally:
-        end_short_turns()
 
 
 def prepare_decoder(
@@ -124,15 +98,13 @@ def _prepare(
             can_capture = explain_no_capture(spec, weights, device, dtype) is None
             for thread in _importing:
                 thread.join()
-            from unspool.kernels.gpu.launching import compile_ahead, compile_beside
+            from unspool.kernels.gpu.launching import compile_beside
 
-            if can_capture:
-                compile_beside(lambda: _launch_step(spec, weights, dtype))
             if not is_shared:  # an object's own forward has loaded them, or will
                 threading.Thread(target=_start_libraries, args=(spec, device, dtype), daemon=True).start()
-            with torch.inference_mode(), compile_ahead():
-                _launch_prompt(spec, weights, dtype)
-                end_preparation(announced)
+            compile_beside(lambda: _launch_prompt(spec, weights, dtype))
+            if can_capture:
+                compile_beside(lambda: _launch_step(spec, weights, dtype))
     finally:
         end_preparation(announced)
 

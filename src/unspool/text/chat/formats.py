@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
+from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]  # Python's own, in C
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

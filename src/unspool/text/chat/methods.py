@@ -22,7 +22,7 @@ _PLAIN_STR = frozenset(
         *("islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "partition", "removeprefix"),
         *("isidentifier", "removesuffix", "startswith"),
     }
-)  # fmt: skip
+)
 _RECASING_STR = frozenset({"capitalize", "casefold", "lower", "swapcase", "title", "upper"})
 _PADDING_STR = frozenset({"center", "ljust", "rjust", "zfill"})
 _STRIPPING_STR = frozenset({"lstrip", "rstrip", "strip"})
@@ -44,7 +44,7 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = {
     ),
     Cycler: frozenset({"current", "next", "reset"}),
     Macro: frozenset({"arguments", "name"}),
-}  # fmt: skip
+}
 
 
 class Method:

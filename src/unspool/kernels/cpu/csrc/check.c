@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "crowding.h"
 #include "unspool_cpu.h"
 
 #include "check_random.h"
@@ -427,9 +428,42 @@ static void check_run(void) {
 
 #include "check_marks.h"
 
+static void expect(int is_so, const char *what) {
+    if (is_so) return;
+    printf("crowding: %s\n", what);
+    num_wrong++;
+}
+
+/* Fewer threads after a call that waited, all of them after one that did not, and pauses that double up to a second. */
+static void check_crowding(void) {
+    const int64_t ms = 1000000;
+    for (int32_t most = 2; most <= 64; most *= 2) {
+        us_crowding c = {0};
+        int64_t now = 5000 * ms, longest = 0;
+        us_note_call(&c, most, most, ms / 2, ms, now);
+        expect(us_choose_size(&c, most, now) == most, "a short wait took threads away");
+        us_note_call(&c, most, most, (most - 1) * 2 * ms, 10 * ms, now);
+        expect(us_choose_size(&c, most, now) == most, "a fifth of the time took threads away");
+        for (int turn = 0; turn < 20; turn++) {
+            us_note_call(&c, most, most, (most - 1) * 9 * ms, 10 * ms, now);
+            const int32_t fewer = us_choose_size(&c, most, now);
+            expect(fewer >= 1 && fewer < most, "a crowded call left all threads");
+            us_note_call(&c, fewer, most, 0, 10 * ms, now);
+            expect(us_choose_size(&c, most, now) == fewer, "a good call of few ended the pause");
+            expect(us_choose_size(&c, most, c.until) == most, "a pause that is over did not end");
+            expect(c.pause >= longest && c.pause <= LONGEST_PAUSE, "pauses don't grow");
+            longest = c.pause;
+            now = c.until;
+        }
+        us_note_call(&c, most, most, 0, 10 * ms, now);
+        expect(us_choose_size(&c, most, now) == most && !c.pause, "a good call of all left a pause");
+    }
+}
+
 int main(int argc, char **argv) {
     const int rounds = argc > 1 ? atoi(argv[1]) : 200;
     if (argc > 2) state ^= strtoull(argv[2], NULL, 10) * 0x9e3779b97f4a7c15ull;
+    check_crowding();
     for (int i = 0; i < rounds; i++) check_product();
     for (int i = 0; i < rounds; i++) check_run();
     for (int i = 0; i < rounds; i++) check_marks();

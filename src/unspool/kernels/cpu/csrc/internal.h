@@ -18,6 +18,7 @@ typedef struct {
     us_task steps;   /* argument: us_steps_task */
     us_task product; /* argument: us_product_task */
     us_task first;      /* argument: us_first_task */
+    us_task listed;     /* argument: us_listed_task */
     us_task tournament; /* argument: us_tournament_task */
     us_task contexts;   /* argument: us_context_task */
     us_task draws;      /* argument: us_draw_task */
@@ -36,6 +37,7 @@ typedef struct {
     const us_model *model;
     const us_job *job;
     us_steps *steps;
+    int32_t *pauses; /* set: the steps go on with another number of threads */
 } us_steps_task;
 
 typedef struct {
@@ -57,6 +59,16 @@ typedef struct {
 
 typedef struct {
     const float *scores; /* (rows, vocab) */
+    float *out;          /* (rows, vocab); may be the scores themselves */
+    int64_t rows;
+    int32_t vocab;
+    const uint32_t *bits; /* rows, `words` apart: token v has bit v % 32 of word v / 32 */
+    int64_t words;
+    float bias;
+} us_listed_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
     float *out;          /* (rows, vocab) */
     int64_t rows;
     int32_t vocab, depth;
@@ -73,6 +85,7 @@ typedef struct {
 
 #define US_PATTERNS 1024 /* of ten rounds' bits */
 #define US_PARTS 4       /* of a row's tokens */
+#define US_LINE 64       /* bytes of a cache line */
 
 /* What is found in a part of a row. Some of it lies twice: one is read while the next is made. */
 typedef struct {
@@ -82,7 +95,7 @@ typedef struct {
 
 typedef struct {
     us_tally tallies[US_PARTS];
-    float numbers[]; /* two for each class of tokens */
+    float numbers[]; /* two for each class of tokens, and three cache lines */
 } us_play_room;
 
 typedef struct {
@@ -138,7 +151,7 @@ typedef struct {
 
 typedef struct {
     const float *scores; /* (rows, vocab) */
-    float *out;          /* (rows, vocab) */
+    float *out;          /* (rows, vocab); may be the scores themselves */
     int64_t rows;
     int32_t vocab, num_first, num_candidates;
     const int64_t *ids; /* rows, `stride` apart, of the `width` tokens before */
@@ -150,7 +163,12 @@ typedef struct {
     const uint32_t *divisors; /* (3, num_first): of vocab - i, the inverse, the powers of two, and (2^32 - 1) over it */
     float bias;
     int32_t *tokens;     /* (rows, num_candidates) */
+    uint32_t *seeds;     /* likewise */
+    int64_t *open;       /* of these, the ones to be followed */
+    void *num_open;      /* an atomic_int */
     us_candidate *rooms; /* (threads, 2, vocab) */
+    uint64_t *known;     /* num_known: a seed, a token, whether it is on the list */
+    uint32_t num_known;  /* a power of two, or 0 */
 } us_own_task;
 
 /* The highest logit that a thread found, and its token; -1: none. */
@@ -219,6 +237,8 @@ void us_read_super(const uint8_t *tile, int32_t kind, int32_t row, us_super_row 
 
 struct us_team {
     int32_t size;
+    int64_t begun;                /* when the call did, in nanoseconds */
+    _Alignas(64) atomic_llong lost; /* nanoseconds that threads have waited for others, short waits left out */
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int phase;
 };
@@ -227,6 +247,7 @@ int32_t us_gather(int32_t threads);                 /* take the team for one cal
 void us_do(us_task task, const void *argument);      /* let all of them work, and give the team back */
 void us_leave(void);                                 /* give it back without work */
 void us_meet(us_team *team);                         /* wait for all threads of the team */
+int us_is_late(const us_team *team);                 /* whether they wait so much that fewer would do better (crowding.h) */
 
 extern const us_kernels us_plain;
 #if defined(__aarch64__)

@@ -285,7 +285,7 @@ static void run_steps(const void *argument, int32_t thread, us_team *team) {
     const us_steps_task *task = argument;
     const us_job *job = task->job;
     us_steps *steps = task->steps;
-    for (int32_t step = 1;; step++) {
+    for (int32_t step = steps->num_done + 1;; step++) {
         run_pass(task->model, job, thread, team);
         us_meet(team); /* the tokens are chosen */
         const int is_last = step == steps->num_steps || ends_here(steps, job->likeliest, job->num_tokens);
@@ -300,7 +300,9 @@ static void run_steps(const void *argument, int32_t thread, us_team *team) {
                 steps->own_places[row]++;
             }
         if (is_last) return;
+        if (!thread) *task->pauses = us_is_late(team);
         us_meet(team); /* they stand where the next step reads them */
+        if (*task->pauses) return;
     }
 }
 
@@ -329,5 +331,5 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
 
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
-const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_tournament,
+const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_listed, run_tournament,
                                          run_contexts, run_draws, run_row_draws, run_own_lists, run_ranks, run_normalise};

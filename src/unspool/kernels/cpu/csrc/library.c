@@ -191,8 +191,13 @@ void us_run(const us_model *model, const us_job *job, int32_t threads) {
 }
 
 void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int32_t threads) {
-    us_gather(threads);
-    us_do(kernels()->steps, &(us_steps_task){model, job, steps});
+    int32_t pauses;
+    steps->num_done = 0;
+    do {
+        pauses = 0;
+        us_gather(threads);
+        us_do(kernels()->steps, &(us_steps_task){model, job, steps, &pauses});
+    } while (pauses);
 }
 
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads) {
@@ -241,17 +246,21 @@ int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32
 
 int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
                      const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
-                     const uint32_t *divisors, float bias, int32_t threads) {
-    const size_t room = 2 * sizeof(us_candidate) * (size_t)vocab * (size_t)(threads > 1 ? threads : 1);
-    char *memory = gather_with(room + sizeof(int32_t) * (size_t)(rows * num_candidates), threads);
+                     const uint32_t *divisors, float bias, uint64_t *known, uint32_t num_known, int32_t threads) {
+    const size_t pairs = (size_t)(rows * num_candidates), room = 2 * sizeof(us_candidate) * (size_t)vocab * (size_t)(threads > 1 ? threads : 1);
+    char *memory = gather_with(room + (sizeof(int64_t) + sizeof(int32_t) + sizeof(uint32_t)) * pairs, threads);
     if (!memory) return -1;
-    us_do(kernels()->own_lists, &(us_own_task){scores, out, rows, vocab, num_first, num_candidates, ids, stride, width, table,
-                                               table_size, (uint64_t)key, divisors, bias, (int32_t *)(memory + room), (us_candidate *)memory});
+    int64_t *open = (int64_t *)(memory + room);
+    int32_t *tokens = (int32_t *)(open + pairs);
+    atomic_int num_open = 0;
+    us_do(kernels()->own_lists, &(us_own_task){scores, out, rows, vocab, num_first, num_candidates, ids, stride, width, table, table_size,
+                                               (uint64_t)key, divisors, bias, tokens, (uint32_t *)(tokens + pairs), open, &num_open,
+                                               (us_candidate *)memory, known, num_known});
     return 0;
 }
 
 static int32_t play(us_tournament_task task, int32_t threads) {
-    task.room_size = (sizeof(us_play_room) + 2 * sizeof(float) * (size_t)task.vocab + 63) & ~(size_t)63;
+    task.room_size = (sizeof(us_play_room) + 2 * sizeof(float) * (size_t)task.vocab + 4 * US_LINE) & ~(size_t)(US_LINE - 1);
     task.rooms = gather_with(task.room_size * (size_t)(threads > 1 ? threads : 1), threads);
     if (!task.rooms) return -1;
     us_do(kernels()->tournament, &task);
@@ -325,21 +334,10 @@ void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uin
     }
 }
 
-/* A word's 32 scores, more by `bias` with its bit. */
-static void raise_word(const float *restrict scores, uint32_t word, float bias, float *restrict out) {
-    for (int i = 0; i < 32; i++) {
-        const float raised = scores[i] + bias;
-        out[i] = (word & bit_of[i]) == bit_of[i] ? raised : scores[i];
-    }
-}
-
 void us_raise_listed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float bias,
                      float *out) {
-    const int32_t whole = vocab / 32;
-    for (int64_t row = 0; row < rows; row++, scores += vocab, out += vocab, bits += words) {
-        for (int32_t w = 0; w < whole; w++) raise_word(scores + 32 * w, bits[w], bias, out + 32 * w);
-        for (int32_t v = 32 * whole; v < vocab; v++) out[v] = bits[whole] >> (v % 32) & 1u ? scores[v] + bias : scores[v];
-    }
+    us_team alone = {.size = 1};
+    kernels()->listed(&(us_listed_task){scores, out, rows, vocab, bits, words, bias}, 0, &alone);
 }
 
 static float half_at(const uint8_t *p) {

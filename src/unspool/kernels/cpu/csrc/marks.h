@@ -13,8 +13,16 @@
 #define MOST_FOLLOWED 64 /* tokens of one seed */
 #define KEY_BLOCKS 256 /* of tokens whose keys have one bound */
 
+typedef uint32_t vecu __attribute__((vector_size(LANES * 4)));
+
+INLINE vecu load_words(const uint32_t *p) {
+    vecu words;
+    memcpy(&words, p, sizeof words);
+    return words;
+}
+
 typedef struct {
-    uint32_t state[TWISTER + 1], words[TWISTER];
+    uint32_t state[TWISTER + LANES], words[TWISTER];
     int32_t swaps[TWISTER]; /* where the shuffle's next places are swapped with */
 } us_shuffle;
 
@@ -25,16 +33,28 @@ static void seed_shuffle(us_shuffle *s, uint32_t seed) {
     for (uint32_t i = 1; i < TWISTER; i++) s->state[i] = seed_next(s->state[i - 1], i);
 }
 
-static inline uint32_t twist(uint32_t high, uint32_t low, uint32_t other) {
-    const uint32_t y = (high & 0x80000000u) | (low & 0x7fffffffu);
+#if defined(US_AVX512)
+INLINE vecu twist(vecu high, vecu low, vecu other) {
+    const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi32((int32_t)0x80000000), (__m512i)high, (__m512i)low, 0xca);
+    const __m512i word = _mm512_xor_si512((__m512i)other, _mm512_srli_epi32(both, 1));
+    const __mmask16 is_odd = _mm512_test_epi32_mask((__m512i)low, _mm512_set1_epi32(1));
+    return (vecu)_mm512_mask_xor_epi32(word, is_odd, word, _mm512_set1_epi32((int32_t)0x9908b0df));
+}
+#else
+INLINE vecu twist(vecu high, vecu low, vecu other) {
+    const vecu y = (high & 0x80000000u) | (low & 0x7fffffffu);
     return other ^ (y >> 1) ^ (-(y & 1u) & 0x9908b0dfu);
 }
+#endif
 
-/* The next words, TWISTER of them, before they are tempered. There is room for one more. */
+/* The next words, TWISTER of them, before they are tempered. There is room for a vector more: the new ones go on where the
+ * old ones end, for whoever reads across that. */
 static void twist_state(uint32_t *m) {
-    for (int32_t i = 0; i < TWISTER - TURN; i++) m[i] = twist(m[i], m[i + 1], m[i + TURN]);
-    m[TWISTER] = m[0];
-    for (int32_t i = TWISTER - TURN; i < TWISTER; i++) m[i] = twist(m[i], m[i + 1], m[i + TURN - TWISTER]);
+    for (int32_t i = 0; i < TWISTER; i += LANES) {
+        const vecu made = twist(load_words(m + i), load_words(m + i + 1), load_words(m + i + (i < TWISTER - TURN ? TURN : TURN - TWISTER)));
+        memcpy(m + i, &made, sizeof made);
+        if (!i) memcpy(m + TWISTER, &made, sizeof made);
+    }
 }
 
 INLINE uint32_t temper(uint32_t y) {
@@ -59,30 +79,21 @@ static void turn_shuffle(us_shuffle *s, int32_t first, int32_t n) {
     }
 }
 
-/* A place past the first ones holds what came there last; followed back to where it began, that is not among them. Most
- * places were never swapped: those that were are listed first, so that their chains are followed without the others. */
-static void mark_first(us_shuffle *s, int32_t *came_from, const us_first_task *task, int64_t number) {
+/* Shuffles the first places, and marks the tokens that come there. */
+static void mark_first(us_shuffle *s, int32_t *tokens, const us_first_task *task, int64_t number) {
     const int32_t n = task->vocab, num_first = task->num_first;
-    int32_t *swapped = came_from + n, count = 0;
     uint8_t *out = task->out + number * n;
     seed_shuffle(s, task->seeds[number]);
-    memset(came_from, 0xff, sizeof(int32_t) * (size_t)n);
-    memset(out, 1, (size_t)num_first);
+    for (int32_t place = 0; place < n; place++) tokens[place] = place;
+    memset(out, 0, (size_t)n);
     for (int32_t first = 0; first < num_first; first += TWISTER) {
         turn_shuffle(s, first, n);
         const int32_t end = num_first - first < TWISTER ? num_first - first : TWISTER;
-        for (int32_t i = 0; i < end; i++)
-            if (s->swaps[i] != first + i) came_from[s->swaps[i]] = first + i;
-    }
-    for (int32_t place = num_first; place < n; place++) {
-        out[place] = came_from[place] >= 0;
-        swapped[count] = place;
-        count += came_from[place] >= 0;
-    }
-    for (int32_t i = 0; i < count; i++) {
-        int32_t at = came_from[swapped[i]];
-        while (came_from[at] >= 0) at = came_from[at];
-        out[at] = 0;
+        for (int32_t i = 0; i < end; i++) {
+            int32_t *swapped = tokens + s->swaps[i];
+            out[*swapped] = 1;
+            *swapped = tokens[first + i];
+        }
     }
 }
 
@@ -123,12 +134,12 @@ static void run_first(const void *argument, int32_t thread, us_team *team) {
     int64_t first, last;
     split(task->count, thread, team->size, &first, &last);
     us_shuffle *s = first < last ? malloc(sizeof *s) : NULL;
-    int32_t *came_from = s && !task->tokens ? malloc(sizeof(int32_t) * 2 * (size_t)task->vocab) : NULL;
-    if (s && (task->tokens || came_from))
+    int32_t *tokens = s && !task->tokens ? malloc(sizeof(int32_t) * (size_t)task->vocab) : NULL;
+    if (s && (task->tokens || tokens))
         for (int64_t number = first, count; number < last; number += count) {
             count = 1;
             if (!task->tokens) {
-                mark_first(s, came_from, task, number);
+                mark_first(s, tokens, task, number);
                 continue;
             }
             while (number + count < last && count < MOST_FOLLOWED && task->seeds[number + count] == task->seeds[number]) count++;
@@ -136,8 +147,34 @@ static void run_first(const void *argument, int32_t thread, us_team *team) {
                           task->out + number);
         }
     else if (first < last) atomic_store((atomic_int *)task->failed, 1);
-    free(came_from);
+    free(tokens);
     free(s);
+}
+
+/* A vector of scores, more by `bias` where a bit is set, from the lowest one on. */
+INLINE vec raise_bits(vec scores, uint32_t bits, float bias) {
+#if defined(US_AVX512)
+    return (vec)_mm512_mask_add_ps((__m512)scores, (__mmask16)bits, (__m512)scores, _mm512_set1_ps(bias));
+#else
+    veci bit;
+    for (int32_t i = 0; i < LANES; i++) bit[i] = 1 << i;
+    return choose(((veci){0} + (int32_t)bits & bit) != 0, scores + bias, scores);
+#endif
+}
+
+static void run_listed(const void *argument, int32_t thread, us_team *team) {
+    const us_listed_task *task = argument;
+    const int32_t vocab = task->vocab, whole = vocab / 32;
+    int64_t first, last;
+    split(task->rows, thread, team->size, &first, &last);
+    for (int64_t row = first; row < last; row++) {
+        const float *scores = task->scores + row * vocab;
+        const uint32_t *bits = task->bits + row * task->words;
+        float *out = task->out + row * vocab;
+        for (int32_t w = 0; w < whole; w++)
+            UNROLLED for (int32_t i = 0; i < 32; i += LANES) store(out + 32 * w + i, raise_bits(load(scores + 32 * w + i), bits[w] >> i, task->bias));
+        for (int32_t v = 32 * whole; v < vocab; v++) out[v] = bits[whole] >> (v % 32) & 1u ? scores[v] + task->bias : scores[v];
+    }
 }
 
 /* --- contexts ----------------------------------------------------------------------------------------------- */
@@ -193,8 +230,6 @@ static float find_highest(const float *scores, int32_t count) {
 }
 
 /* --- Gumbel ------------------------------------------------------------------------------------------------- */
-
-typedef uint32_t vecu __attribute__((vector_size(LANES * 4)));
 
 INLINE vecu hash_words(vecu word) { /* MurmurHash3's finaliser */
     word = (word ^ (word >> 16)) * 0x85ebca6bu;

@@ -7,36 +7,11 @@
 #define SIDE_BY_SIDE 8 /* seeds: each waits for its own numbers alone */
 
 typedef struct {
-    uint32_t state[TWISTER + 1];
+    uint32_t state[TWISTER + LANES];
+    int64_t pair;      /* of a row and a candidate */
     int32_t token, at; /* where the shuffle has taken it */
     int32_t is_raised;
 } us_followed;
-
-/* A number is divisible by another if its product with the inverse of the odd part, turned by the powers of two, is within
- * a limit. */
-#if defined(US_AVX512)
-typedef __mmask16 us_hits;
-INLINE us_hits are_divisible(vecu product, vecu turns, vecu limits) {
-    return _mm512_cmple_epu32_mask(_mm512_rorv_epi32((__m512i)product, (__m512i)turns), (__m512i)limits);
-}
-static inline int32_t has_any(us_hits hits) { return hits != 0; }
-#else
-typedef veci us_hits;
-INLINE us_hits are_divisible(vecu product, vecu turns, vecu limits) {
-    return (veci)((product >> turns | product << (-turns & 31)) <= limits);
-}
-static inline int32_t has_any(us_hits hits) {
-    int32_t any = 0;
-    for (int32_t i = 0; i < LANES; i++) any |= hits[i];
-    return any;
-}
-#endif
-
-INLINE vecu load_words(const uint32_t *p) {
-    vecu words;
-    memcpy(&words, p, sizeof words);
-    return words;
-}
 
 INLINE vecu temper_words(vecu y) {
     y ^= y >> 11;
@@ -45,23 +20,51 @@ INLINE vecu temper_words(vecu y) {
     return y ^ (y >> 18);
 }
 
-/* Whether one of the swaps from..stop of a block goes to a place: one goes to its own place and a word's remainder, so the
- * word less what is missing to the place must be divisible. Words below that are rare: vectors do not look for them. */
-static int32_t goes_to(const us_own_task *task, const uint32_t *state, int32_t first, int32_t from, int32_t stop, int32_t place) {
+/* Whether one of the swaps from..stop of a block, whole vectors of them, may go to a place: a swap goes to its own place and
+ * a word's remainder, so the word less what is missing to the place must be divisible. A number is divisible by another if
+ * its product with the inverse of the odd part, turned by the powers of two, is within a limit. */
+static int32_t may_go(const us_own_task *task, const uint32_t *state, int32_t first, int32_t from, int32_t stop, int32_t place) {
     const uint32_t *inverses = task->divisors + first, *turns = inverses + task->num_first, *limits = turns + task->num_first;
-    us_hits hits = {0};
-    vecu missing;
-    int32_t i = from;
-    for (uint32_t lane = 0; lane < LANES; lane++) missing[lane] = (uint32_t)(place - first - from) - lane;
-    for (; i + LANES <= stop; i += LANES, missing -= LANES) {
-        const vecu product = (temper_words(load_words(state + i)) - missing) * load_words(inverses + i);
-        hits |= are_divisible(product, load_words(turns + i), load_words(limits + i));
+    vecu passed;
+    for (uint32_t lane = 0; lane < LANES; lane++) passed[lane] = lane + (uint32_t)(first + from - place);
+#if defined(US_AVX512)
+    __mmask16 is_far = 0xffff;
+#else
+    veci is_near = {0};
+#endif
+    for (int32_t i = from; i < stop; i += LANES, passed += LANES) {
+        const vecu product = (temper_words(load_words(state + i)) + passed) * load_words(inverses + i), turn = load_words(turns + i);
+#if defined(US_AVX512)
+        const __m512i turned = _mm512_rorv_epi32((__m512i)product, (__m512i)turn);
+        is_far = _mm512_mask_cmpgt_epu32_mask(is_far, turned, _mm512_loadu_si512(limits + i));
+#else
+        is_near |= (veci)((product >> turn | product << (-turn & 31)) <= load_words(limits + i));
+#endif
     }
-    for (i = has_any(hits) ? from : i; i < stop; i++) {
+#if defined(US_AVX512)
+    return is_far != 0xffff;
+#else
+    int32_t any = 0;
+    for (int32_t i = 0; i < LANES; i++) any |= is_near[i];
+    return any;
+#endif
+}
+
+/* The same of any swaps, and for sure. */
+static int32_t goes_surely(const us_own_task *task, const uint32_t *state, int32_t first, int32_t from, int32_t stop, int32_t place) {
+    for (int32_t i = from; i < stop; i++) {
         const uint32_t word = temper(state[i]), left = (uint32_t)(place - first - i);
         if (word >= left && !((word - left) % (uint32_t)(task->vocab - first - i))) return 1;
     }
     return 0;
+}
+
+static int32_t goes_to(const us_own_task *task, const uint32_t *state, int32_t first, int32_t from, int32_t stop, int32_t place) {
+    const int32_t whole = stop > from ? from + (stop - from) / LANES * LANES : from;
+    if (may_go(task, state, first, from, whole, place))
+        for (int32_t i = from; i < whole; i += LANES)
+            if (may_go(task, state, first, i, i + LANES, place) && goes_surely(task, state, first, i, i + LANES, place)) return 1;
+    return goes_surely(task, state, first, whole, stop, place);
 }
 
 /* Follows a token through a block of swaps. */
@@ -110,41 +113,69 @@ static uint32_t find_seed(const us_own_task *task, const int64_t *before, int32_
     return (uint32_t)((uint64_t)least - (least < 0)); /* what `% (2**64 - 1)` leaves of the low bits */
 }
 
+/* Where it is remembered whether a token is on a seed's list, and what is there if it is not. The table forgets what was
+ * there before. Threads may write at the same time: a number is whole, and the same whoever makes it. */
+static uint64_t *find_known(const us_own_task *task, uint32_t seed, int32_t token) {
+    uint32_t place = seed * 0x9e3779b1u ^ (uint32_t)token * 0x85ebca6bu;
+    place ^= place >> 15;
+    return task->known + (place & (task->num_known - 1));
+}
+
+static inline uint64_t describe_known(uint32_t seed, int32_t token) { return (uint64_t)seed << 32 | ((uint64_t)(uint32_t)token + 1) << 1; }
+
+/* Raises those of a row's candidates of which it is known that they are on their lists, and notes those to be followed. */
+static void raise_known(const us_own_task *task, int64_t row, us_candidate *room) {
+    const int32_t vocab = task->vocab, most = task->num_candidates;
+    float *out = task->out + row * vocab;
+    const int32_t count = list_candidates(task, task->scores + row * vocab, room, task->tokens + row * most);
+    if (out != task->scores + row * vocab) memcpy(out, task->scores + row * vocab, sizeof(float) * (size_t)vocab);
+    for (int32_t i = 0; i < count; i++) {
+        const int64_t pair = row * most + i;
+        const int32_t token = task->tokens[pair];
+        const uint32_t seed = task->seeds[pair] = find_seed(task, task->ids + row * task->stride, token);
+        const uint64_t held = task->num_known ? __atomic_load_n(find_known(task, seed, token), __ATOMIC_RELAXED) : 0;
+        if (held >> 1 == describe_known(seed, token) >> 1) out[token] += held & 1 ? task->bias : 0;
+        else task->open[atomic_fetch_add((atomic_int *)task->num_open, 1)] = pair;
+    }
+}
+
+/* Follows up to SIDE_BY_SIDE candidates, raises and remembers them. */
+static void follow_open(const us_own_task *task, const int64_t *open, int32_t count) {
+    us_followed followed[SIDE_BY_SIDE];
+    for (int32_t k = 0; k < SIDE_BY_SIDE; k++) {
+        us_followed *f = followed + k;
+        f->pair = open[k < count ? k : 0];
+        f->token = f->at = task->tokens[f->pair];
+        f->state[0] = task->seeds[f->pair];
+        f->is_raised = 0;
+    }
+    for (uint32_t i = 1; i < TWISTER; i++)
+        UNROLLED for (int32_t k = 0; k < SIDE_BY_SIDE; k++) followed[k].state[i] = seed_next(followed[k].state[i - 1], i);
+    for (int32_t at = 0; at < task->num_first; at += TWISTER) /* block by block: all read the same divisors */
+        for (int32_t k = 0; k < count; k++) {
+            us_followed *f = followed + k;
+            if (f->is_raised) continue;
+            twist_state(f->state);
+            follow_block(task, f, at, task->num_first - at < TWISTER ? task->num_first - at : TWISTER);
+        }
+    for (int32_t k = 0; k < count; k++) {
+        const us_followed *f = followed + k;
+        const uint32_t seed = task->seeds[f->pair];
+        if (f->is_raised) task->out[f->pair / task->num_candidates * task->vocab + f->token] += task->bias;
+        if (task->num_known)
+            __atomic_store_n(find_known(task, seed, f->token), describe_known(seed, f->token) | (uint64_t)f->is_raised, __ATOMIC_RELAXED);
+    }
+}
+
 static void run_own_lists(const void *argument, int32_t thread, us_team *team) {
     const us_own_task *task = argument;
-    const int32_t vocab = task->vocab, most = task->num_candidates;
     int64_t first, last;
     split(task->rows, thread, team->size, &first, &last);
-    for (int64_t row = first; row < last; row++) {
-        memcpy(task->out + row * vocab, task->scores + row * vocab, sizeof(float) * (size_t)vocab);
-        int32_t *tokens = task->tokens + row * most;
-        const int32_t count = list_candidates(task, task->scores + row * vocab, task->rooms + 2 * (size_t)thread * vocab, tokens);
-        for (int32_t i = count; i < most; i++) tokens[i] = -1;
-    }
+    for (int64_t row = first; row < last; row++) raise_known(task, row, task->rooms + 2 * (size_t)thread * task->vocab);
     us_meet(team);
-    us_followed followed[SIDE_BY_SIDE];
-    split(task->rows * most, thread, team->size, &first, &last);
-    for (int64_t begin = first; begin < last; begin += SIDE_BY_SIDE) {
-        const int32_t count = last - begin < SIDE_BY_SIDE ? (int32_t)(last - begin) : SIDE_BY_SIDE;
-        for (int32_t k = 0; k < SIDE_BY_SIDE; k++) {
-            const int64_t pair = begin + k, row = pair / most;
-            us_followed *f = followed + k;
-            f->token = f->at = k < count ? task->tokens[pair] : -1;
-            f->state[0] = f->token >= 0 ? find_seed(task, task->ids + row * task->stride, f->token) : 0;
-            f->is_raised = 0;
-        }
-        for (uint32_t i = 1; i < TWISTER; i++)
-            UNROLLED for (int32_t k = 0; k < SIDE_BY_SIDE; k++) followed[k].state[i] = seed_next(followed[k].state[i - 1], i);
-        for (int32_t at = 0; at < task->num_first; at += TWISTER) /* block by block: all read the same divisors */
-            for (int32_t k = 0; k < count; k++) {
-                us_followed *f = followed + k;
-                if (f->token < 0 || f->is_raised) continue;
-                twist_state(f->state);
-                follow_block(task, f, at, task->num_first - at < TWISTER ? task->num_first - at : TWISTER);
-            }
-        for (int32_t k = 0; k < count; k++)
-            if (followed[k].is_raised) task->out[(begin + k) / most * vocab + followed[k].token] += task->bias;
-    }
+    split(atomic_load((atomic_int *)task->num_open), thread, team->size, &first, &last);
+    for (; first < last; first += SIDE_BY_SIDE)
+        follow_open(task, task->open + first, last - first < SIDE_BY_SIDE ? (int32_t)(last - first) : SIDE_BY_SIDE);
 }
 
 #endif

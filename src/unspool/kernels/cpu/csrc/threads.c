@@ -2,22 +2,38 @@
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "crowding.h"
 #include "internal.h"
 
 #define MOST_THREADS 256
-#define SPINS_TO_MEET 4000   /* then others may have the core */
+#define SPINS_TO_LOOK 512        /* until the clock is read: some ten microseconds */
+#define LONGEST_SPIN 3000000     /* nanoseconds, about what a thread keeps its core for */
 #define SPINS_TO_YIELD 4000  /* some ten microseconds: the time between two calls */
 #define YIELDS_TO_SLEEP 15000 /* some five milliseconds, in which others may have the core: the time between two steps */
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* one call at a time */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards sleeping and waking */
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER; /* there is a call */
+static pthread_cond_t more = PTHREAD_COND_INITIALIZER; /* there is one of more threads than the last had */
 static pthread_t workers[MOST_THREADS];
-static us_team team = {.size = 1};
+static int32_t num_threads = 1; /* the workers and the caller */
+static us_team team = {.size = 1}; /* those of them that the present call is for */
+static us_crowding crowding;
+static int64_t longest_spin; /* nanoseconds that a thread waits for others before it lets others have its core */
 static us_task current; /* NULL: go home */
 static const void *current_argument;
-static atomic_int call_number;
+static atomic_llong call_word; /* the present call: its number times 2^16, and how many threads it is for */
+
+static inline int32_t count_called(long long word) { return (int32_t)(word & 0xffff); }
+
+static int64_t read_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 static inline void rest(void) {
 #if defined(__aarch64__)
@@ -28,39 +44,53 @@ static inline void rest(void) {
 }
 
 void us_meet(us_team *met) {
-    if (met->size == 1) return;
+    const int32_t size = met->size; /* the next call may be another's before this one has left */
+    if (size == 1) return;
     int phase = atomic_load_explicit(&met->phase, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&met->arrived, 1, memory_order_acq_rel) == met->size - 1) {
+    if (atomic_fetch_add_explicit(&met->arrived, 1, memory_order_acq_rel) == size - 1) {
         atomic_store_explicit(&met->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&met->phase, phase + 1, memory_order_release);
         return;
     }
-    int spins = 0;
-    while (atomic_load_explicit(&met->phase, memory_order_acquire) == phase) {
-        if (++spins < SPINS_TO_MEET) rest();
+    int64_t since = 0, now = 0;
+    for (int spins = 1; atomic_load_explicit(&met->phase, memory_order_acquire) == phase; spins++) {
+        if (spins % SPINS_TO_LOOK == 0) {
+            now = read_clock();
+            since = since ? since : now;
+        }
+        if (now - since < longest_spin || spins < SPINS_TO_LOOK) rest();
         else sched_yield();
     }
+    if (since) atomic_fetch_add_explicit(&met->lost, read_clock() - since, memory_order_relaxed);
 }
 
+int us_is_late(const us_team *asked) {
+    return asked->size > 1 && us_is_crowded(asked->size, atomic_load_explicit(&asked->lost, memory_order_relaxed),
+                                            read_clock() - asked->begun);
+}
+
+/* Wait for a call that is not the last one seen. */
+static long long wait_for_call(long long seen, int32_t thread) {
+    long long word = seen;
+    for (int spins = 0; spins < SPINS_TO_YIELD + YIELDS_TO_SLEEP && thread < count_called(seen); spins++) {
+        word = atomic_load_explicit(&call_word, memory_order_acquire);
+        if (word != seen) return word;
+        if (spins < SPINS_TO_YIELD) rest();
+        else sched_yield();
+    }
+    pthread_mutex_lock(&lock);
+    while ((word = atomic_load_explicit(&call_word, memory_order_acquire)) == seen || thread >= count_called(word))
+        pthread_cond_wait(thread < count_called(word) ? &wake : &more, &lock);
+    pthread_mutex_unlock(&lock);
+    return word;
+}
+
+/* A call that is for a thread waits for it, so the thread misses none; of others it knows nothing. */
 static void *work(void *number) {
-    int32_t thread = (int32_t)((intptr_t)number & 0xffff);
-    int seen = (int)((intptr_t)number >> 16);
-    for (;;) {
-        int spins = 0;
-        while (atomic_load_explicit(&call_number, memory_order_acquire) == seen) {
-            if (++spins < SPINS_TO_YIELD) {
-                rest();
-                continue;
-            }
-            if (spins < SPINS_TO_YIELD + YIELDS_TO_SLEEP) {
-                sched_yield();
-                continue;
-            }
-            pthread_mutex_lock(&lock);
-            while (atomic_load_explicit(&call_number, memory_order_acquire) == seen) pthread_cond_wait(&wake, &lock);
-            pthread_mutex_unlock(&lock);
-        }
-        seen = (seen + 1) & 0x7fff; /* every call is for every worker: the caller waits for all of them */
+    const int32_t thread = (int32_t)(intptr_t)number;
+    for (long long seen = 0;;) {
+        seen = wait_for_call(seen, thread);
+        if (thread >= count_called(seen)) continue;
         if (!current) return NULL;
         current(current_argument, thread, &team);
         us_meet(&team);
@@ -68,11 +98,13 @@ static void *work(void *number) {
 }
 
 static void call(us_task task, const void *argument) {
+    const long long last = atomic_load(&call_word);
     current = task;
     current_argument = argument;
     pthread_mutex_lock(&lock);
-    atomic_store_explicit(&call_number, (atomic_load(&call_number) + 1) & 0x7fff, memory_order_release);
+    atomic_store_explicit(&call_word, (((last >> 16) + 1) << 16) | team.size, memory_order_release);
     pthread_cond_broadcast(&wake);
+    if (team.size > count_called(last)) pthread_cond_broadcast(&more);
     pthread_mutex_unlock(&lock);
 }
 
@@ -81,30 +113,34 @@ static void forget(void) {
     pthread_mutex_init(&gate, NULL);
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&wake, NULL);
+    pthread_cond_init(&more, NULL);
     memset(&team, 0, sizeof team);
-    team.size = 1;
+    team.size = num_threads = 1;
 }
 
 static void resize(int32_t threads) {
     static int is_watching;
     if (!is_watching) is_watching = !pthread_atfork(NULL, NULL, forget);
-    if (team.size > 1) {
+    if (num_threads > 1) {
+        team.size = num_threads;
         call(NULL, NULL);
-        for (int32_t i = 1; i < team.size; i++) pthread_join(workers[i], NULL);
+        for (int32_t i = 1; i < num_threads; i++) pthread_join(workers[i], NULL);
     }
+    atomic_store(&call_word, 0);
     memset(&team, 0, sizeof team);
-    int32_t size = 1;
-    for (; size < threads; size++) {
-        intptr_t number = ((intptr_t)atomic_load(&call_number) << 16) | size;
-        if (pthread_create(&workers[size], NULL, work, (void *)number)) break;
-    }
-    team.size = size;
+    longest_spin = threads <= sysconf(_SC_NPROCESSORS_ONLN) ? LONGEST_SPIN : 0; /* else they wait for the cores they hold */
+    crowding = (us_crowding){0};
+    for (num_threads = 1; num_threads < threads; num_threads++)
+        if (pthread_create(&workers[num_threads], NULL, work, (void *)(intptr_t)num_threads)) break;
 }
 
 int32_t us_gather(int32_t threads) {
     pthread_mutex_lock(&gate);
     if (threads > MOST_THREADS) threads = MOST_THREADS;
-    if (threads != team.size) resize(threads < 1 ? 1 : threads);
+    if (threads != num_threads) resize(threads < 1 ? 1 : threads);
+    team.begun = num_threads > 1 ? read_clock() : 0;
+    team.size = us_choose_size(&crowding, num_threads, team.begun);
+    atomic_store(&team.lost, 0);
     return team.size;
 }
 
@@ -114,5 +150,9 @@ void us_do(us_task task, const void *argument) {
     if (team.size > 1) call(task, argument);
     task(argument, 0, &team);
     us_meet(&team); /* all are done: the caller may use what was computed, and call again */
+    if (team.size > 1) {
+        const int64_t now = read_clock();
+        us_note_call(&crowding, team.size, num_threads, atomic_load(&team.lost), now - team.begun, now);
+    }
     us_leave();
 }

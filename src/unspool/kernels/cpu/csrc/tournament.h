@@ -41,8 +41,8 @@ typedef struct {
 } us_factors;
 
 /* The masses of the patterns become factors: a round's is 1 - m for a zero and 2 - m for a one, m being the mass of the
- * ones. */
-static void settle(double *masses, int32_t rounds, us_factors *to) {
+ * ones. A draw needs no logarithms. */
+static void settle(double *masses, int32_t rounds, int32_t has_logs, us_factors *to) {
     double product[PATTERNS] = {1}, sum[PATTERNS] = {0};
     for (int32_t round = 0; round < ROUNDS; round++) {
         const int32_t half = PATTERNS >> (round + 1), made = 1 << round, is_there = round < rounds;
@@ -50,7 +50,7 @@ static void settle(double *masses, int32_t rounds, us_factors *to) {
         for (int32_t i = 0; i < half; i++) mass += masses[2 * i + 1];
         const double zero = !is_there ? 1 : 1 - mass > 0 ? 1 - mass : 0, one = is_there ? 2 - mass : 1;
         for (int32_t i = 0; i < half; i++) masses[i] = zero * masses[2 * i] + one * masses[2 * i + 1];
-        const double log_zero = log(zero), log_one = log(one);
+        const double log_zero = has_logs ? log(zero) : 0, log_one = has_logs ? log(one) : 0;
         for (int32_t i = 0; i < made; i++) {
             product[made + i] = product[i] * one, product[i] *= zero;
             sum[made + i] = sum[i] + log_one, sum[i] += log_zero;
@@ -104,25 +104,62 @@ static int32_t find_words(const us_play *play, int64_t row, int32_t word, int32_
 
 #if defined(US_AVX512)
 typedef struct {
-    __m512 of[PATTERNS]; /* of the shares whose pattern has all of these bits */
+    __m512 of[PATTERNS]; /* of the shares whose pattern has all of these bits; the first, of all, is not made */
 } us_masses;
 
 /* What is there of sixteen words or shares. */
-INLINE __mmask16 find_mask(int32_t count) { return (__mmask16)(count < 16 ? (1u << count) - 1 : 0xffff); }
+INLINE __mmask16 find_mask(int32_t count) { return (__mmask16)((1u << count) - 1); }
+INLINE __m512i load_bits(const uint32_t *p, int32_t count) {
+    return count == 16 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(find_mask(count), p);
+}
+INLINE __m512 load_shares(const float *p, int32_t count) {
+    return count == 16 ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(find_mask(count), p);
+}
+INLINE void store_shares(float *p, int32_t count, __m512 x) {
+    if (count == 16) _mm512_storeu_ps(p, x);
+    else _mm512_mask_storeu_ps(p, find_mask(count), x);
+}
+
+/* Words before the first that sixteen are loaded from at once; the shares lie so that these are loaded as well. */
+static inline int32_t count_before(const uint32_t *words, int32_t count) {
+    const int32_t before = (int32_t)(-((uintptr_t)words / sizeof *words) & 15);
+    return before < count ? before : count;
+}
+
+/* DO(c, n) for n numbers from c on: sixteen at a time, fewer at the beginning and the end. */
+#define IN_SIXTEENS(words, count, DO) \
+    do { \
+        int32_t c_ = count_before(words, count); \
+        if (c_) DO(0, c_); \
+        for (; c_ + 16 <= (count); c_ += 16) DO(c_, 16); \
+        if (c_ < (count)) DO(c_, (count) - c_); \
+    } while (0)
 
 /* The numbers that the lowest bits of `words >> shift` choose. */
-INLINE __m512 look_up(const float *table, __m512i words, __m128i shift) {
-    return _mm512_permutexvar_ps(_mm512_srl_epi32(words, shift), _mm512_loadu_ps(table));
-}
+INLINE __m512 look_up(__m512 table, __m512i words, __m128i shift) { return _mm512_permutexvar_ps(_mm512_srl_epi32(words, shift), table); }
 
 /* What rounds leave of the shares. */
 static void scale_shares(const uint32_t *restrict words, int32_t shift, int32_t count, const us_factors *restrict by, float *restrict shares) {
     const __m128i places = _mm_cvtsi32_si128(shift);
-    for (int32_t c = 0; c < count; c += 16) {
-        const __mmask16 mask = find_mask(count - c);
-        const __m512 factor = look_up(by->factors, _mm512_maskz_loadu_epi32(mask, words + c), places);
-        _mm512_mask_storeu_ps(shares + c, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, shares + c), factor));
-    }
+    const __m512 table = _mm512_loadu_ps(by->factors);
+#define SCALE(c, n) store_shares(shares + (c), n, _mm512_mul_ps(load_shares(shares + (c), n), look_up(table, load_bits(words + (c), n), places)))
+    IN_SIXTEENS(words, count, SCALE);
+#undef SCALE
+}
+
+/* Adds sixteen shares to the masses that their bits choose. Those with the first bit are made twice: that takes fewer
+ * instructions than masks for every pattern. */
+INLINE void add_sixteen(__m512i word, const __m512i *bits, __m512 given, __m512 factor, __m512 share, __m512 *of) {
+    const __mmask16 a = _mm512_test_epi32_mask(word, bits[0]), b = _mm512_test_epi32_mask(word, bits[1]);
+    const __mmask16 d = _mm512_test_epi32_mask(word, bits[2]), both = _kand_mask16(b, d);
+    const __m512 first = _mm512_maskz_mul_ps(a, given, factor);
+    of[1] = _mm512_add_ps(of[1], first);
+    of[2] = _mm512_mask_add_ps(of[2], b, of[2], share);
+    of[3] = _mm512_mask_add_ps(of[3], b, of[3], first);
+    of[4] = _mm512_mask_add_ps(of[4], d, of[4], share);
+    of[5] = _mm512_mask_add_ps(of[5], d, of[5], first);
+    of[6] = _mm512_mask_add_ps(of[6], both, of[6], share);
+    of[7] = _mm512_mask_add_ps(of[7], both, of[7], first);
 }
 
 /* Adds the masses of the patterns of rounds to those that are there; the shares are first multiplied `by` the factors of
@@ -130,47 +167,47 @@ static void scale_shares(const uint32_t *restrict words, int32_t shift, int32_t 
 static void add_masses(const uint32_t *restrict words, int32_t shift, int32_t count, const us_factors *restrict by,
                        float *restrict shares, us_masses *restrict masses) {
     const __m128i before = _mm_cvtsi32_si128(shift - ROUNDS);
-    const __m512i first = _mm512_set1_epi32(1 << shift), second = _mm512_set1_epi32(2 << shift), third = _mm512_set1_epi32(4 << shift);
+    const __m512i bits[ROUNDS] = {_mm512_set1_epi32(1 << shift), _mm512_set1_epi32(2 << shift), _mm512_set1_epi32(4 << shift)};
+    const __m512 table = by ? _mm512_loadu_ps(by->factors) : _mm512_setzero_ps(), one = _mm512_set1_ps(1);
     us_masses sums = *masses;
-    for (int32_t c = 0; c < count; c += 16) {
-        const __mmask16 mask = find_mask(count - c);
-        const __m512i word = _mm512_maskz_loadu_epi32(mask, words + c);
-        __m512 share = _mm512_maskz_loadu_ps(mask, shares + c);
-        if (by) {
-            share = _mm512_mul_ps(share, look_up(by->factors, word, before));
-            _mm512_mask_storeu_ps(shares + c, mask, share);
-        }
-        const __mmask16 a = _mm512_test_epi32_mask(word, first), b = _mm512_test_epi32_mask(word, second);
-        const __mmask16 d = _mm512_test_epi32_mask(word, third), ab = _kand_mask16(a, b);
-        sums.of[0] = _mm512_add_ps(sums.of[0], share);
-        sums.of[1] = _mm512_mask_add_ps(sums.of[1], a, sums.of[1], share);
-        sums.of[2] = _mm512_mask_add_ps(sums.of[2], b, sums.of[2], share);
-        sums.of[3] = _mm512_mask_add_ps(sums.of[3], ab, sums.of[3], share);
-        sums.of[4] = _mm512_mask_add_ps(sums.of[4], d, sums.of[4], share);
-        sums.of[5] = _mm512_mask_add_ps(sums.of[5], _kand_mask16(a, d), sums.of[5], share);
-        sums.of[6] = _mm512_mask_add_ps(sums.of[6], _kand_mask16(b, d), sums.of[6], share);
-        sums.of[7] = _mm512_mask_add_ps(sums.of[7], _kand_mask16(ab, d), sums.of[7], share);
-    }
+#define ADD_FIRST(c, n) do { \
+        const __m512 share = load_shares(shares + (c), n); \
+        add_sixteen(load_bits(words + (c), n), bits, share, one, share, sums.of); \
+    } while (0)
+#define ADD_NEXT(c, n) do { \
+        const __m512i word = load_bits(words + (c), n); \
+        const __m512 given = load_shares(shares + (c), n), factor = look_up(table, word, before), share = _mm512_mul_ps(given, factor); \
+        store_shares(shares + (c), n, share); \
+        add_sixteen(word, bits, given, factor, share, sums.of); \
+    } while (0)
+    if (by) IN_SIXTEENS(words, count, ADD_NEXT);
+    else IN_SIXTEENS(words, count, ADD_FIRST);
+#undef ADD_FIRST
+#undef ADD_NEXT
     *masses = sums;
 }
 
-/* What has all of a pattern's bits, less what has others too. */
+/* What has all of a pattern's bits, less what has others too. Nobody asks for what has none of them. */
 static void part_masses(const us_masses *masses, float *found) {
-    for (int32_t i = 0; i < PATTERNS; i++) found[i] = sum((vec)masses->of[i]);
+    found[0] = 0;
+    for (int32_t i = 1; i < PATTERNS; i++) found[i] = sum((vec)masses->of[i]);
     for (int32_t bit = 1; bit < PATTERNS; bit *= 2)
-        for (int32_t i = 0; i < PATTERNS; i++)
+        for (int32_t i = 1; i < PATTERNS; i++)
             if (!(i & bit)) found[i] -= found[i | bit];
 }
 
 /* Adds the logarithms of all factors of a word's rounds. */
 static void add_logs(const uint32_t *restrict words, const us_factors *restrict by, int32_t count, float *restrict sums) {
-    for (int32_t c = 0; c < count; c += 16) {
-        const __mmask16 mask = find_mask(count - c);
-        const __m512i word = _mm512_maskz_loadu_epi32(mask, words + c);
-        __m512 sum = _mm512_maskz_loadu_ps(mask, sums + c);
-        UNROLLED for (int32_t i = 0; i < GROUPS; i++) sum = _mm512_add_ps(sum, look_up(by[i].logs, word, _mm_cvtsi32_si128(i * ROUNDS)));
-        _mm512_mask_storeu_ps(sums + c, mask, sum);
-    }
+    __m512 tables[GROUPS];
+    for (int32_t i = 0; i < GROUPS; i++) tables[i] = _mm512_loadu_ps(by[i].logs);
+#define ADD_LOGS(c, n) do { \
+        const __m512i word = load_bits(words + (c), n); \
+        __m512 sum = load_shares(sums + (c), n); \
+        UNROLLED for (int32_t i = 0; i < GROUPS; i++) sum = _mm512_add_ps(sum, look_up(tables[i], word, _mm_cvtsi32_si128(i * ROUNDS))); \
+        store_shares(sums + (c), n, sum); \
+    } while (0)
+    IN_SIXTEENS(words, count, ADD_LOGS);
+#undef ADD_LOGS
 }
 #else
 typedef struct {
@@ -230,7 +267,7 @@ static void play_group(us_play *play, int64_t row, int32_t depth, int32_t group,
         for (int32_t part = 0; part < PARTS; part++) mass += (double)play->room->tallies[part].masses[turn][i];
         masses[i] = mass / play->total;
     }
-    settle(masses, left, &factors[group]);
+    settle(masses, left, play->logs != NULL, &factors[group]);
     play->turn = 1 - turn;
 }
 
@@ -313,6 +350,14 @@ static void write_logs(const us_play *play, int32_t begin, int32_t end) {
     }
 }
 
+/* The row's shares lie as far from a cache line's beginning as their words: both are loaded by whole lines then. */
+static void lay_shares(us_play *play, int64_t row) {
+    const uintptr_t first = ((uintptr_t)play->room->numbers + US_LINE - 1) & ~(uintptr_t)(US_LINE - 1);
+    const uint32_t place = (uint32_t)play->task->states[row] + play->task->shift, line = US_LINE / sizeof(float);
+    play->shares = (float *)first + place % line;
+    if (!play->task->tokens) play->logs = play->shares + (play->classes + (int32_t)line - 1) / (int32_t)line * (int32_t)line;
+}
+
 /* A row that is `repeated` stays as it is, or its token is drawn from it. */
 static void play_row(us_play *play, int64_t row) {
     const us_tournament_task *task = play->task;
@@ -320,6 +365,7 @@ static void play_row(us_play *play, int64_t row) {
     const int32_t step = play->classes, draws = task->tokens != NULL;
     play->scores = task->scores + row * vocab;
     play->out = draws ? NULL : task->out + row * vocab;
+    lay_shares(play, row);
     look(play, row);
     if (!draws && (task->repeated[row] || !(play->highest > -INFINITY))) {
         OF_EACH(base) if (count > 0) memcpy(play->out + base + begin, play->scores + base + begin, sizeof(float) * (size_t)count);
@@ -360,8 +406,6 @@ static void run_tournament(const void *argument, int32_t thread, us_team *team) 
                     .first_part = (int32_t)first_part,
                     .last_part = (int32_t)last_part,
                     .classes = task->vocab < (int64_t)task->size ? task->vocab : (int32_t)task->size};
-    play.shares = room->numbers;
-    play.logs = task->tokens ? NULL : room->numbers + play.classes;
     for (int64_t row = first; row < last; row++) play_row(&play, row);
 }
 

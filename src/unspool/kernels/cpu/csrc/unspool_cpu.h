@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 18
+#define US_ABI 19
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of bfloat16 */
@@ -180,6 +180,8 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
    us_raise_own: `bias` more for each of a row's `num_candidates` highest scores whose token is among the first `num_first`
    of the permutation that it seeds with the `width` tokens before it and the key, by a table of numbers. `divisors` are
    (3, num_first) numbers of vocab - i: the inverse of its odd part modulo 2^32, its powers of two, (2^32 - 1) over it.
+   `known`, num_known numbers (a power of two, or none), zeros at first, remembers what was found out about seeds and tokens,
+   for later calls with the same vocab and num_first. `out` may be `scores`.
    us_play_tournament: SynthID-Text's, from scores to log-probabilities (rows, vocab). Token v of a row has its bits at
    states[row] + shift + v, modulo size (a power of two), in `words` (one word of 30 rounds, size numbers, each).
    us_draw_winners: the token of each row that a number in [0, 1) draws from the same; from the scores alone if the row is
@@ -192,7 +194,7 @@ int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count
                      uint8_t *out, int32_t threads);
 int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
                      const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
-                     const uint32_t *divisors, float bias, int32_t threads);
+                     const uint32_t *divisors, float bias, uint64_t *known, uint32_t num_known, int32_t threads);
 int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words,
                            uint32_t size, const int64_t *states, uint32_t shift, const uint8_t *repeated, int32_t threads);
 int32_t us_draw_winners(const float *scores, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
@@ -225,7 +227,7 @@ int32_t us_rank_rows(const float *scores, int64_t rows, int32_t vocab, int32_t c
 
 /* out (rows, vocab) = scores, -inf where a token's bit is not set: token v of a row at bit v % 32 of word v / 32. */
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);
-/* The same words: scores, more by `bias` where a token's bit is set. */
+/* The same words: scores, more by `bias` where a token's bit is set. `out` may be `scores`. */
 void us_raise_listed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float bias,
                      float *out);
 

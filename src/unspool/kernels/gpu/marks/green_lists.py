@@ -1,13 +1,12 @@
 """Green lists on the device that marks: torch's CPU permutation, computed there.
 
 A list is the first part of `torch.randperm` on a CPU: MT19937's words, one after the other, choose the swaps of a
-shuffle. The words of a seed come 227 at a time, as many as do not need each other: the last three of such chunks are
-all that the next one is made of. The reference is `watermark.twister`. Nothing waits for the host.
+shuffle. The words of a seed come 227 at a time, as many as do not need each other. The reference is
+`watermark.twister`. Nothing waits for the host.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -22,22 +21,17 @@ TILE: Final = 1_024  # scores per program
 CHAINS: Final = 256  # places that are followed at once
 STATE: Final = 1_024  # words of memory for a seed's state: 624, and those that are written while it is read
 LANES: Final = 256  # 227 of them work
-WARPS: Final = 2  # of a program that follows one token
 
 
 @triton.jit
-def _seed(WORDS, seed, lane):
-    """The first 624 words of a seed's state, in chunks of 227 of which the first lacks its beginning."""
+def _seed(WORDS, seed):
+    """The first 624 words of a seed's state."""
     word = seed.to(tl.uint32)
     tl.store(WORDS, word.to(tl.int32, bitcast=True))
     for number in range(1, 624):
         word = (word ^ (word >> 30)) * 1812433253 + number
         tl.store(WORDS + number, word.to(tl.int32, bitcast=True))
     tl.debug_barrier()
-    old = tl.load(WORDS + lane - 57, mask=(lane >= 57) & (lane < 227), other=0)
-    middle = tl.load(WORDS + lane + 170, mask=lane < 227, other=0)
-    young = tl.load(WORDS + lane + 397, mask=lane < 227, other=0)
-    return old, middle, young
 
 
 @triton.jit
@@ -47,18 +41,6 @@ def _twist(high, low, other):
     both = (high & 0x80000000) | (low & 0x7FFFFFFF)
     word = other.to(tl.uint32, bitcast=True) ^ (both >> 1) ^ ((both & 1) * 0x9908B0DF)
     return word.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _turn(old, middle, young, lane):
-    """The chunk of words after three of them, before it is tempered.
-
-    A word is made of the one 624 before it, which lies 57 further on in the oldest chunk or the one after it, of its
-    neighbour, and of the word 227 before it.
-    """
-    high = tl.gather(tl.where(lane >= 57, old, middle), (lane + 57) % 227, 0)
-    low = tl.gather(tl.where(lane >= 58, old, middle), (lane + 58) % 227, 0)
-    return _twist(high, low, young)
 
 
 @triton.jit
@@ -92,7 +74,7 @@ def _shuffle(
     WORDS += row * STATE
     let_next_start(PDL)
     wait_for_input(PDL)
-    _seed(WORDS, tl.load(SEEDS + row), lane)
+    _seed(WORDS, tl.load(SEEDS + row))
     for first in range(0, num_first, 227):
         place = first + lane
         is_there = (lane < 227) & (place < num_first)
@@ -136,67 +118,6 @@ def _raise(SCORES, GREEN, OUT, bias, V, row_stride, TILE: tl.constexpr, PDL: tl.
     tl.store(OUT + row * V + token, tl.where(is_green, raised, scores), mask=token < V)
 
 
-@triton.jit
-def _is_first(WORDS, RECIPROCALS, seed, at, V, num_first, LANES: tl.constexpr):
-    """Follow one token, at its own place at first, through a seed's shuffle."""
-    lane = tl.arange(0, LANES)
-    old, middle, young = _seed(WORDS, seed, lane)
-    first = tl.zeros((), tl.int32)
-    while (first < num_first) & (at >= 0):  # below zero once it is in its final place
-        place = first + lane
-        is_there = (lane < 227) & (place < num_first)
-        reciprocals = tl.load(RECIPROCALS + place, mask=is_there, other=0)
-        chunk = _turn(old, middle, young, lane)
-        old, middle, young = middle, young, chunk
-        swap = _find_swaps(chunk, reciprocals, place, V)
-        reached = tl.min(tl.where(is_there & ((place == at) | (swap == at)), place, V), 0)
-        while reached < V:
-            moved = tl.max(tl.where(place == reached, swap, -1), 0)
-            at = tl.where((reached != at) | (moved == at), -1, moved)
-            is_next = is_there & (place > reached) & ((place == at) | (swap == at))
-            reached = tl.min(tl.where(is_next, place, V), 0)
-        first += 227
-    return at < 0
-
-
-@triton.jit
-def _are_first(
-    SEEDS, TOKENS, WORDS, RECIPROCALS, FOUND, V, num_first,
-    LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    number = tl.program_id(0).to(tl.int64)
-    let_next_start(PDL)
-    wait_for_input(PDL)
-    at = tl.load(TOKENS + number).to(tl.int32)
-    seed = tl.load(SEEDS + number)
-    is_first = _is_first(WORDS + number * STATE, RECIPROCALS, seed, at, V, num_first, LANES)
-    tl.store(FOUND + number, is_first.to(tl.int8))
-
-
-@triton.jit(do_not_specialize=["columns", "num_before"])
-def _raise_own(
-    IDS, HIGHEST, CANDIDATES, TABLE, KEY, WORDS, RECIPROCALS, OUT, bias, V, num_first, ids_stride, columns, num_before,
-    num_candidates, table_size,
-    LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Raise one candidate if it is on the list that it helps to choose."""
-    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = row * num_candidates + number
-    let_next_start(PDL)
-    key = tl.load(KEY)
-    wait_for_input(PDL)
-    token = tl.load(CANDIDATES + place)
-    own = tl.load(TABLE + token % table_size) + 1
-    least = key * own * own  # wraps around, as the reference's does
-    for before in range(num_before):
-        held = tl.load(IDS + row * ids_stride + columns - num_before + before)
-        least = tl.minimum(least, key * (tl.load(TABLE + held % table_size) + 1) * own)
-    seed = tl.where(least < 0, least - 1, least)  # the low half is what `% (2**64 - 1)` leaves of it
-    if _is_first(WORDS + place * STATE, RECIPROCALS, seed, token.to(tl.int32), V, num_first, LANES):
-        highest = tl.load(HIGHEST + place)
-        tl.store(OUT + row * V + token, (highest.to(tl.float32) + bias).to(highest.dtype))
-
-
 def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias: float) -> torch.Tensor:
     """Scores (rows, vocab) with `bias` added for the first tokens of the permutation of each row's seed (rows,)."""
     scores = lay_in_rows(scores)
@@ -224,79 +145,6 @@ def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias:
     launch(_leave_out, grid, came, green, vocab, num_first, CHAINS=CHAINS, num_warps=4, **options)
     grid, stride = (rows, count_parts(vocab, TILE)), scores.stride(0)
     launch(_raise, grid, scores, green, out, float(bias), vocab, stride, TILE=TILE, num_warps=4, **options)
-    return out
-
-
-def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-    """Whether each token is among the first so many of its own seed's permutation of `count`: (seeds,) bool."""
-    found = torch.empty(len(seeds), dtype=torch.int8, device=seeds.device)
-    launch(
-        _are_first,
-        (len(seeds),),
-        seeds,
-        tokens,
-        torch.empty(len(seeds), STATE, dtype=torch.int32, device=seeds.device),
-        list_reciprocals(count, num_first, seeds.device),
-        found,
-        count,
-        num_first,
-        LANES=LANES,
-        STATE=STATE,
-        num_warps=WARPS,
-        num_stages=1,
-        **launch_options(),
-    )
-    return found.view(torch.bool)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOwnLists:
-    """What chooses the list of a candidate: its own entry in a table and those of the tokens before it."""
-
-    table: torch.Tensor  # (size,) int64
-    key: torch.Tensor  # (1,) int64
-    num_before: int  # tokens
-    num_first: int  # of the permutation: the list's length
-
-
-def raise_own(
-    scores: torch.Tensor,
-    ids: torch.Tensor,
-    highest: torch.Tensor,
-    candidates: torch.Tensor,
-    lists: DeviceOwnLists,
-    bias: float,
-) -> torch.Tensor:
-    """Scores (rows, vocab) with `bias` added for those of the `candidates` (rows, candidates), whose scores are
-    `highest`, that are on their own lists after the tokens `ids` (rows, columns)."""
-    rows, vocab = scores.shape
-    ids = lay_in_rows(ids)
-    out, num_candidates = scores.clone(memory_format=torch.contiguous_format), candidates.shape[1]
-    launch(
-        _raise_own,
-        (rows, num_candidates),
-        ids,
-        highest.contiguous(),
-        candidates.contiguous(),
-        lists.table,
-        lists.key,
-        torch.empty(rows * num_candidates, STATE, dtype=torch.int32, device=scores.device),
-        list_reciprocals(vocab, lists.num_first, scores.device),
-        out,
-        float(bias),
-        vocab,
-        lists.num_first,
-        ids.stride(0),
-        ids.shape[1],
-        lists.num_before,
-        num_candidates,
-        len(lists.table),
-        LANES=LANES,
-        STATE=STATE,
-        num_warps=WARPS,
-        num_stages=1,
-        **launch_options(),
-    )
     return out
 
 

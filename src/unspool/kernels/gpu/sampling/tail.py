@@ -69,7 +69,7 @@ def _find_tops(
 
 
 @triton.jit
-def _find_bound(tops, highest, k):
+def find_bound(tops, highest, k):
     """A number that at least k scores reach; minus infinity if fewer groups are finite."""
     low = tl.min(tl.where(tops > float("-inf"), tops, highest), 0)
     num_chosen = tl.sum((tops >= low).to(tl.int32), 0)
@@ -135,7 +135,7 @@ def _draw(
         floor = float("-inf")
         if HAS_MIN_P:
             floor = highest + tl.load(MIN_P + row * min_p_stride)
-        bound = _find_bound(tops, highest, k)
+        bound = find_bound(tops, highest, k)
         is_chosen = (tops >= bound) & (tops > float("-inf"))
         number = tl.cumsum(is_chosen.to(tl.int32), 0)
         tl.store(GROUPS + number - 1, group, mask=is_chosen)

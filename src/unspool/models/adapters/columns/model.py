@@ -21,7 +21,7 @@ from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
 from unspool.models.adapters.columns.answers import join_passes, lighten, pack_columns
 from unspool.models.adapters.columns.state import ColumnCache, Columns
-from unspool.models.adapters.description import Description, keeps_states
+from unspool.models.adapters.description import Description, has_leading_streams, keeps_states
 from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
 from unspool.shortage import explain_shortage
 
@@ -30,8 +30,8 @@ _KINDS = {  # ours to what transformers' GenerationConfig calls it
     "mamba": None,
     "static": "static",
     "hybrid": "static",
-    "sliding_window": "static",
     "offloaded": "offloaded",
+    "offloaded_hybrid": "offloaded_static",
     "offloaded_static": "offloaded_static",
     "quantized": "quantized",
 }
@@ -133,6 +133,7 @@ class ColumnModel(AdaptedModel):
             )
         room = max(call.prompt.width, 1) if capacity is None else capacity
         room = call.prompt.width + max(room - max(call.rows.lengths), 1) - 1
+        room = max(room, call.config.max_cache_len or 0, (config or {}).get("max_cache_len") or 0)
         options = {key: value for key, value in (config or {}).items() if key != "max_cache_len"}
 
         def begin(inputs: dict[str, Any], num_rows: int) -> dict[str, Any]:
@@ -402,7 +403,12 @@ class ColumnModel(AdaptedModel):
         else:
             place = last - (columns.width - logits.shape[1])
             logits = logits[torch.arange(len(place), device=logits.device), place.clamp(min=0).to(logits.device)]
-        forward = Forward(logits.to(self.device), is_laid_out=True, path_reason=f"{IN_COLUMNS}: {self.call.why}")
+        forward = Forward(
+            logits.to(self.device),
+            state_rows=int(has_leading_streams(self.description.config)),
+            is_laid_out=True,
+            path_reason=f"{IN_COLUMNS}: {self.call.why}",
+        )
         prefix = "decoder_" if self.is_pair else ""
         states = getattr(made, f"{prefix}hidden_states", None)
         if (want.last_states or want.early) and states is not None:

@@ -158,6 +158,7 @@ def make_config(settings: GenerationConfig) -> Any:
         value = getattr(settings, name)
         setattr(made, name, None if isinstance(value, int) and value < 0 else value)
     made.use_cache = settings.use_cache is not False
+    made.max_cache_len = settings.max_cache_len
     made.num_beams = settings.num_beams or 1
     made.num_return_sequences = settings.num_return_sequences or 1
     return made

@@ -1,0 +1,45 @@
+/* How many threads a call gets while other programs want the same cores.
+ *
+ * A thread that has no core makes all others of its team wait, at each of the hundreds of meetings of a step, and a system
+ * that shares two cores among many programs runs both threads of a team at once only now and then. So when a call loses
+ * much of its time to such waits, the next ones are given fewer threads, which need nobody else; now and then one with all
+ * of them tells whether the others are gone. How many threads there are changes no bit of a result.
+ */
+#ifndef UNSPOOL_CROWDING_H
+#define UNSPOOL_CROWDING_H
+
+#include <stdint.h>
+
+/* Nanoseconds. */
+#define LEAST_LOST 1000000     /* less than this tells nothing: a thread was asleep, say */
+#define SHORTEST_PAUSE 20000000 /* until a call is tried with all threads */
+#define LONGEST_PAUSE 1000000000
+
+typedef struct {
+    int32_t size;  /* threads that calls get until then; 0: all */
+    int64_t until; /* when all are tried again */
+    int64_t pause; /* how long that was from the last time on */
+} us_crowding;
+
+static inline int32_t us_choose_size(const us_crowding *c, int32_t most, int64_t now) {
+    return c->size && c->size < most && now < c->until ? c->size : most;
+}
+
+/* Whether `size` threads that waited `lost` nanoseconds together, of `spent` that have passed, have lost a quarter of them. */
+static inline int us_is_crowded(int32_t size, int64_t lost, int64_t spent) {
+    return lost > LEAST_LOST && lost / (size - 1) > spent / 4;
+}
+
+/* Note how a call of `size` threads went, of `most` that it could have had. */
+static inline void us_note_call(us_crowding *c, int32_t size, int32_t most, int64_t lost, int64_t spent, int64_t now) {
+    if (size == 1) return;
+    if (us_is_crowded(size, lost, spent)) {
+        const int32_t fewer = size - (size < 8 ? 1 : size / 4);
+        if (!c->size || fewer < c->size) c->size = fewer;
+        c->pause = c->pause ? 2 * c->pause : SHORTEST_PAUSE;
+        if (c->pause > LONGEST_PAUSE) c->pause = LONGEST_PAUSE;
+        c->until = now + c->pause;
+    } else if (size == most) *c = (us_crowding){0};
+}
+
+#endif
