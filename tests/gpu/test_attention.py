@@ -45,6 +45,26 @@ def test_attention_of_clusters(
     check_attention(dtype, heads, kv_heads, width, pairs, manner, (64, 64, 256, 4, 2, None, cluster))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "pairs"), [(4, 2, 16, 8), (32, 8, 64, 32), (32, 8, 128, 64), (6, 2, 80, 16)], ids=str
+)
+@pytest.mark.parametrize("manner", ["plain", "softcap and norm"])
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_attention_of_a_product_in_parts(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str, num_parts: int
+) -> None:
+    """What the product would have added up by itself."""
+    check_attention(dtype, heads, kv_heads, width, pairs, manner, num_parts=num_parts)
+
+
+def part_product(product: torch.Tensor, num_parts: int) -> torch.Tensor:
+    """Float32 parts (parts, …) whose sum a product is."""
+    parts = torch.randn(num_parts, *product.shape, device=product.device)
+    parts[-1] = (product.double() - parts[:-1].double().sum(0)).float()
+    return parts
+
+
 def check_attention(
     dtype: torch.dtype,
     heads: int,
@@ -53,6 +73,7 @@ def check_attention(
     pairs: int,
     manner: str,
     tiling: tuple[Any, ...] | None = None,
+    num_parts: int = 1,
 ) -> None:
     """Attention over ragged rows equals the reference."""
     from unspool.kernels.gpu.attention.split_attention import HeadShape
@@ -69,6 +90,8 @@ def check_attention(
     expected_buffer = buffers[1].clone()
     qkv = random(rows, (heads + 2 * kv_heads) * width, dtype=dtype)
     given = qkv.clone()
+    if num_parts > 1:
+        qkv = part_product(qkv, num_parts)
     norms = (random(width, dtype=dtype), random(width, dtype=dtype)) if has_norm else (None, None)
     slopes = alibi_slopes(heads).to(DEVICE) if manner == "slopes" else None
     shape = HeadShape(heads, kv_heads, width, scale, softcap, window if manner == "window" else None, eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -12,6 +12,7 @@ from unspool.kernels.gpu.products.parallel_product import Branch
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import (
     find_order,
+    find_parts_tiling,
     multiply,
     multiply_beside,
     multiply_both,
@@ -19,13 +20,19 @@ from unspool.kernels.gpu.products.product import (
     takes_addends,
 )
 from unspool.kernels.gpu.products.result import Addend
+from unspool.kernels.gpu.products.rows_tilings import MOST_SPLITS
 from unspool.kernels.gpu.products.words_product import unpack_words
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_body import Body, StepInputs, find_positions
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding
+from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding, WordLinear
+
+# Rows whose queries, keys and values are left in parts, where that was measured to be faster, and in how many.
+PARTED_WORDS: Final = range(2, 65)
+PARTED_NUMBERS: Final = (*range(3, 9), *range(17, 65))
+MOST_PARTS_OF_NUMBERS: Final = 2
 
 
 def can_fuse(spec: DecoderSpec) -> bool:
@@ -84,9 +91,9 @@ class FusedBody(Body):
         multiply(weights.head.operand, self.states, logits, bias=weights.head.bias)
 
     def _run_sequential(self, index: int, layer: Layer, inputs: StepInputs) -> None:
-        self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
+        qkv = self._multiply_qkv(layer)
         self._keep_early(index, self._x)
-        self._add(layer.out, self._attend(index, layer, self._qkv, inputs), layer.post_attn_norm)
+        self._add(layer.out, self._attend(index, layer, qkv, inputs), layer.post_attn_norm)
         if layer.mixture is not None:
             self._feed_mixture(layer, inputs)
             return
@@ -178,17 +185,44 @@ class FusedBody(Body):
             addend = Addend(self._made, self._pending.weight, self._pending.eps, self._spare)
             self._pending = None
         if self._parts is not None and norm is not None:
-            parts, bias = self._parts
-            self._parts = None
-            order = find_order(linear.operand, self._x)
-            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, order=order, **_describe(norm))
-            multiply(linear.operand, self._spare, out, bias=linear.bias, is_arranged=True, **after)
+            multiply(linear.operand, self._norm_state(linear, norm), out, bias=linear.bias, is_arranged=True, **after)
             return
         self._settle()
         before = _describe(norm) if norm is not None else {}
         multiply(linear.operand, self._x, out, bias=linear.bias, addend=addend, **before, **after)
         if addend is not None:
             self._x, self._spare = self._spare, self._x
+
+    def _norm_state(self, linear: AnyLinear, norm: Norm) -> torch.Tensor:
+        """The state after a norm, in the order in which a product reads it."""
+        order = find_order(linear.operand, self._x)
+        if self._parts is None:
+            self._settle()
+            normalise(self._x, norm.weight, norm.eps, self._spare, centres=norm.is_layer, shift=norm.bias, order=order)
+        else:
+            parts, bias = self._parts
+            self._parts = None
+            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, order=order, **_describe(norm))
+        return self._spare
+
+    def _multiply_qkv(self, layer: Layer) -> torch.Tensor:
+        """Queries, keys and values; for a few rows in parts, which the attention adds up."""
+        linear, norm = layer.qkv, layer.attn_norm
+        is_packed = isinstance(linear, WordLinear)
+        most = MOST_SPLITS if is_packed else MOST_PARTS_OF_NUMBERS
+        is_parted = (
+            self._attend_rows.takes_parts
+            and self._shape.num_tokens in (PARTED_WORDS if is_packed else PARTED_NUMBERS)
+            and linear.bias is None
+            and not self._spec.norms_heads_apart
+            and find_parts_tiling(linear.operand, self._x, most) is not None
+        )
+        if is_parted and norm is not None:
+            parts = multiply_parts(linear.operand, self._norm_state(linear, norm), is_arranged=True, most=most)
+            assert parts is not None
+            return parts
+        self._multiply_state(linear, norm, self._qkv)
+        return self._qkv
 
     def _feed_mixture(self, layer: Layer, inputs: StepInputs) -> None:
         """Add the experts' output to the state, normalised if the block has a norm there."""

@@ -141,6 +141,8 @@ class Launch:
 class SplitAttention(ABC):
     """The attention of captured passes: buffers for the parts of split keys, and the launch of a kernel."""
 
+    takes_parts = False  # whether `qkv` may be the parts of a product: (parts, rows, …) float32
+
     def __init__(
         self, rows: int, num_queries: int, width: int, shape: HeadShape, device: torch.device, splits: int
     ) -> None:
@@ -159,7 +161,7 @@ class SplitAttention(ABC):
 
     def __call__(
         self,
-        qkv: torch.Tensor,  # (rows * new, (heads + 2 * kv_heads) * width), as the product left it
+        qkv: torch.Tensor,  # (rows * new, (heads + 2 * kv_heads) * width), as the product left it; see `takes_parts`
         out: torch.Tensor,  # (rows * new, heads * width)
         base: torch.Tensor,  # of the buffers' dtype: addresses are offsets from it
         table: torch.Tensor,  # int64: see `kernels.key_layout`

@@ -78,6 +78,17 @@ def _load_biases(BIASES, head, is_head, back, is_key, DISTANCES: tl.constexpr):
     return tl.load(at, mask=is_head[:, None] & is_key[None, :], other=0.0)
 
 
+@triton.jit
+def _load_made(at, is_there, apart, PARTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Numbers that a product made, as float32; of parts so far apart their sum, rounded as the product would."""
+    found = tl.load(at, mask=is_there, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            found += tl.load(at + part * apart, mask=is_there, other=0.0)
+        found = found.to(DTYPE).to(tl.float32)
+    return found
+
+
 @triton.jit(do_not_specialize=["layer", "num_layers", "window", "num_splits", "smallest_chunk"])
 def _attend(
     QKV, OUT, BASE, TABLE, LENGTHS, TURNS, Q_NORM, K_NORM, SLOPES, SINKS,
@@ -89,13 +100,16 @@ def _attend(
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
     IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, CLUSTER: tl.constexpr, CLUSTER_KEYS: tl.constexpr,
-    ROOM: tl.constexpr, PDL: tl.constexpr,
+    ROOM: tl.constexpr, MADE_PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if CLUSTER > 1:
         split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        num_rows = tl.num_programs(2)
         announce(True)
     else:
         row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        num_rows = tl.num_programs(0)
+    DTYPE: tl.constexpr = OUT.dtype.element_ty
     POSITION: tl.constexpr = 2 * KV_HEADS * D  # numbers per position
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
@@ -117,7 +131,7 @@ def _attend(
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
     if BRANCHES == 0:  # a few keys can be prefetched while the queries are still computed
-        LINE: tl.constexpr = LINE_BYTES * 8 // QKV.dtype.element_ty.primitive_bitwidth  # numbers
+        LINE: tl.constexpr = LINE_BYTES * 8 // DTYPE.primitive_bitwidth  # numbers
         LINES: tl.constexpr = (DP + LINE - 1) // LINE
         number, asked = tl.arange(0, LINES) * LINE, begin + tl.arange(0, ASKED)
         asked_at = find_keys(
@@ -159,14 +173,16 @@ def _attend(
     if (length >= 0) & (split < used):
         # --- the queries, rotated to their position
         heads_at = QKV + row.to(tl.int64) * WIDTH + (head * G + rq)[:, None] * D
-        q = tl.load(heads_at + given[None, :], mask=is_query, other=0.0).to(tl.float32)
         key_at = QKV + row.to(tl.int64) * WIDTH + (HEADS + head) * D
-        k_new = tl.load(key_at + given, mask=is_number, other=0.0).to(tl.float32)
-        v_new = tl.load(key_at + KV_HEADS * D + rd, mask=is_number, other=0.0)
+        part_size = num_rows.to(tl.int64) * WIDTH
+        q = _load_made(heads_at + given[None, :], is_query, part_size, MADE_PARTS, DTYPE)
+        k_new = _load_made(key_at + given, is_number, part_size, MADE_PARTS, DTYPE)
+        v_new = _load_made(key_at + KV_HEADS * D + rd, is_number, part_size, MADE_PARTS, DTYPE).to(DTYPE)
         q_pair, k_pair, cos, sin, q_cos, q_sin = q, k_new, k_new, k_new, q, q
         if PAIRS > 0:  # all loads before the first use of one: a norm's barriers would part them
-            q_pair = tl.load(heads_at + pair[None, :], mask=is_query & is_turned[None, :], other=0.0).to(tl.float32)
-            k_pair = tl.load(key_at + pair, mask=is_turned, other=0.0).to(tl.float32)
+            is_both = is_query & is_turned[None, :]
+            q_pair = _load_made(heads_at + pair[None, :], is_both, part_size, MADE_PARTS, DTYPE)
+            k_pair = _load_made(key_at + pair, is_turned, part_size, MADE_PARTS, DTYPE)
             turns = TURNS + row * 2 * PAIRS + rd // 2
             cos = tl.load(turns, mask=is_turned, other=1.0)
             sin = tl.load(turns + PAIRS, mask=is_turned, other=0.0)
@@ -189,10 +205,10 @@ def _attend(
         slopes = tl.full((GP,), 0.0, tl.float32)
         if HAS_SLOPES:
             slopes = tl.load(SLOPES + head * G + rg, mask=is_head, other=0.0)
-        q = q.to(QKV.dtype.element_ty)
+        q = q.to(DTYPE)
         # The tensor cores' tile has more queries: the same ones again.
         query = tl.reshape(tl.broadcast_to(q[None, :, :], (GP // GJ, GJ, DP)), (GP, DP))
-        k_new = k_new.to(QKV.dtype.element_ty)
+        k_new = k_new.to(DTYPE)
         # --- the keys held
         highest = tl.full((GP,), float("-inf"), tl.float32)
         total = tl.full((GP,), 0.0, tl.float32)
@@ -268,6 +284,8 @@ def _attend(
 class StepAttention(SplitAttention):
     """The attention of captured steps: one new token per row."""
 
+    takes_parts = True
+
     def __init__(
         self,
         rows: int,
@@ -283,9 +301,9 @@ class StepAttention(SplitAttention):
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
         super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
-    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
-        block, stages = fit_memory(self._tiling, self._width * qkv.element_size(), layout)
-        cluster = self._count_cluster(qkv, layout)
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:
+        block, stages = fit_memory(self._tiling, self._width * base.element_size(), layout)
+        cluster = self._count_cluster(base, layout)
         constants: dict[str, Any] = {
             "DP": self._width,
             "BLOCK": block,
@@ -300,6 +318,7 @@ class StepAttention(SplitAttention):
             "CLUSTER": cluster,
             "CLUSTER_KEYS": CLUSTER_KEYS,
             "ROOM": make_room(cluster, self._joined, self._width),
+            "MADE_PARTS": qkv.shape[0] if qkv.dim() == 3 else 1,
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
@@ -309,9 +328,9 @@ class StepAttention(SplitAttention):
             constants["maxnreg"] = self._tiling.registers
         return Launch(_attend, self._tiling.chunk, constants, cluster=cluster)
 
-    def _count_cluster(self, qkv: torch.Tensor, layout: KeyLayout) -> int:
+    def _count_cluster(self, base: torch.Tensor, layout: KeyLayout) -> int:
         """How many programs combine their parts in shared memory: as many as were measured and fit, or 1."""
-        if not can_overlap() or layout.is_away or self._distances or qkv.element_size() > 2:
+        if not can_overlap() or layout.is_away or self._distances or base.element_size() > 2:
             return 1
         cluster = min(self._tiling.cluster, self.splits)
         return cluster if count_room(cluster, self._joined, self._width) <= LARGEST_ROOM else 1

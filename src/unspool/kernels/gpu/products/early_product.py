@@ -18,7 +18,8 @@ from unspool.kernels.gpu.launching import launch, launch_options
 
 
 @gluon.jit
-def _let_next_start(PDL: gl.constexpr):
+def let_next_start(PDL: gl.constexpr):
+    """As `launching.let_next_start`, which Gluon can't call."""
     if PDL:
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -26,7 +27,8 @@ def _let_next_start(PDL: gl.constexpr):
 
 
 @gluon.jit
-def _wait_for_input(PDL: gl.constexpr):
+def wait_for_input(PDL: gl.constexpr):
+    """As `launching.wait_for_input`."""
     if PDL:
         gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -37,7 +39,7 @@ def _sigmoid(x):
 
 
 @gluon.jit
-def _activate(x, CODE: gl.constexpr):
+def activate(x, CODE: gl.constexpr):
     """As `activations.activate`, which Gluon can't call."""
     if CODE == 1:
         x = x * _sigmoid(x)
@@ -86,8 +88,8 @@ def _multiply_early(
             async_copy.async_copy_global_to_shared(w_tiles.index(step), w_at + step * BK)
             if IS_GATED:
                 async_copy.async_copy_global_to_shared(v_tiles.index(step), v_at + step * BK)
-    _let_next_start(PDL)
-    _wait_for_input(PDL)
+    let_next_start(PDL)
+    wait_for_input(PDL)
     for step in gl.static_range(STAGES - 1):
         if step < steps:
             async_copy.async_copy_global_to_shared(x_tiles.index(step), x_at + step * BK)
@@ -122,7 +124,7 @@ def _multiply_early(
     else:
         if HAS_BIAS:
             y += gl.load(BIAS + output, mask=output < N, other=0.0).to(gl.float32)[:, None]
-        y = _activate(y, ACT)
+        y = activate(y, ACT)
         if IS_GATED:
             if HAS_BIAS:
                 other += gl.load(BIAS + N + output, mask=output < N, other=0.0).to(gl.float32)[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 
 from unspool.kernels.gpu.products.activations import NONE
 from unspool.kernels.gpu.products.arranging import arrange
+from unspool.kernels.gpu.products.float_product import multiply_floats
 from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.held_product import multiply_held
 from unspool.kernels.gpu.products.nibble_product import multiply_nibbles
@@ -20,9 +22,10 @@ from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.row_product import multiply_row
 from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
-from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
+from unspool.kernels.gpu.products.rows_tilings import MOST_SPLITS, choose_rows_tiling
 from unspool.kernels.gpu.products.scaled_product import can_scale, multiply_scaled
 from unspool.kernels.gpu.products.tilings import (
+    choose_float_tiling,
     choose_held_tiling,
     choose_nibble_tiling,
     choose_tiling,
@@ -157,10 +160,14 @@ def _multiply_few_words(weight: Words, x: torch.Tensor, out: torch.Tensor, *, is
         if found is not None:
             multiply_nibbles(weight, x, out, found, rounds=rounds, is_gated=is_gated, **around)
             return
-    tiling = choose_words_tiling(outputs, weight.words.shape[1], weight.kind)
     for first in range(0, x.shape[0], MOST_ROWS):
         some = slice(first, first + MOST_ROWS)
-        multiply_words(weight, x[some], out[some], tiling, is_gated=is_gated, **around)
+        if weight.kind == "fp8":
+            floats = choose_float_tiling(outputs, weight.words.shape[1], is_gated=is_gated)
+            multiply_floats(weight, x[some], out[some], floats, is_gated=is_gated, **around)
+        else:
+            tiling = choose_words_tiling(outputs, weight.words.shape[1], is_short=weight.kind == "int4")
+            multiply_words(weight, x[some], out[some], tiling, is_gated=is_gated, **around)
 
 
 def _multiply_many(
@@ -222,13 +229,23 @@ def find_rows_tiling(
     return choose_rows_tiling(outputs, inputs, x.shape[0], kind, is_gated=is_gated, is_split=is_split)
 
 
-def multiply_parts(weight: torch.Tensor | Words, x: torch.Tensor, *, is_arranged: bool = False) -> torch.Tensor | None:
-    """The parts of a product of several rows, which `add_parts` adds up; None if its columns are not split."""
+def find_parts_tiling(weight: torch.Tensor | Words, x: torch.Tensor, most: int = MOST_SPLITS) -> RowsTiling | None:
+    """The tiling of a product of several rows whose columns are split, into `most` parts; None if they are not."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     if rows == 1 or (not isinstance(weight, Words) and choose_tiling(outputs, inputs, rows, weight.dtype) is not None):
         return None
     tiling = find_rows_tiling(weight, x, is_split=True)
     if tiling is None or tiling.splits == 1:
+        return None
+    return replace(tiling, splits=min(tiling.splits, most))
+
+
+def multiply_parts(
+    weight: torch.Tensor | Words, x: torch.Tensor, *, is_arranged: bool = False, most: int = MOST_SPLITS
+) -> torch.Tensor | None:
+    """The parts of a product of several rows, which `add_parts` adds up; None if its columns are not split."""
+    tiling = find_parts_tiling(weight, x, most)
+    if tiling is None:
         return None
     wanted = 0 if is_arranged else find_order(weight, x)
     parts = x.new_empty((tiling.splits, x.shape[0], weight.shape[0]), dtype=torch.float32)

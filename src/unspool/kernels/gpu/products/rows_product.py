@@ -37,7 +37,7 @@ class RowsTiling:
     warps: int
     stages: int
     ahead: int = 4  # cache lines of every row of the matrix that are prefetched before the input is there
-    is_early: bool = False  # plain numbers on Hopper: whole tiles are copied before the input is there
+    is_early: bool = False  # on Hopper: whole tiles are copied before the input is there
 
 
 @triton.jit
@@ -166,12 +166,20 @@ def multiply_rows(
     With splits `out` gets the parts of weight @ x, for `add_parts`. With an `order` of 4 or 8 bits `out` is arranged.
     """
     if tiling.is_early:
-        from unspool.kernels.gpu.products.early_product import multiply_early  # Gluon is not part of every Triton
-
-        assert not isinstance(weight, Words) and order == 0
-        tile = (tiling.rows, tiling.outputs, tiling.columns, tiling.warps, tiling.stages)
         around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
-        multiply_early(weight, x, out, tile, tiling.splits, **around)
+        if isinstance(weight, Words):
+            from unspool.kernels.gpu.products.early_words import (
+                multiply_early_words,
+            )  # Gluon is not part of every Triton
+
+            tile = (tiling.rows, tiling.warps, tiling.stages)
+            multiply_early_words(weight, x, out, tile, tiling.splits, order=order, **around)
+        else:
+            from unspool.kernels.gpu.products.early_product import multiply_early
+
+            assert order == 0
+            whole = (tiling.rows, tiling.outputs, tiling.columns, tiling.warps, tiling.stages)
+            multiply_early(weight, x, out, whole, tiling.splits, **around)
         return
     matrix, factors = (weight.words, weight.factors) if isinstance(weight, Words) else (weight, weight)
     (_, inputs), outputs, width = weight.shape, out.shape[-1], matrix.shape[1]

@@ -17,11 +17,11 @@ _WIDE: Final = 65_536  # outputs: a head
 _FEW: Final = 8  # rows
 _SOME: Final = 16  # rows: up to here a program's products are small ones
 _MANY: Final = 64  # rows
-_MOST_SPLITS: Final = 8
+MOST_SPLITS: Final = 8
 _LARGE_BYTES: Final = 200_000  # shared memory of a program, as data centres' GPUs have it
 _USUAL_PROCESSORS: Final = 132
 
-_WIDTH: Final = 128  # columns of a tile of plain numbers
+_WIDTH: Final = 128  # columns of a tile that is copied early
 
 _Tile = tuple[int, int, int, int]  # outputs, columns, warps, stages
 _SMALL: Final[_Tile] = (64, 128, 4, 2)  # where shared memory is short
@@ -43,12 +43,30 @@ def choose_rows_tiling(
     outputs //= 2 if is_gated else 1
     if kind is None:
         return _choose_plain(outputs, inputs, num_rows, is_gated=is_gated, is_split=is_split)
+    if _SOME < num_rows <= _MANY and _starts_early() and inputs % _WIDTH == 0 and outputs % _WIDTH == 0:
+        return _choose_early_words(outputs, inputs, num_rows, kind, is_gated=is_gated, is_split=is_split)
     rows = min(_MANY, max(_SOME, 1 << (num_rows - 1).bit_length()))
-    if num_rows > _MANY:
+    # Triton waits for the first of two products only. With this many rows Hopper's tensor cores still read a thread's
+    # registers for the second one when the next tile is unpacked into them: steps of 64 rows were wrong.
+    if num_rows > _MANY or (is_gated and rows > _SOME and is_hopper()):
         rows = 2 * _MANY
     tile = _choose_tile(outputs, rows, kind, is_gated=is_gated, is_split=is_split)
     splits = _count_splits(outputs, inputs, num_rows, rows, tile) if is_split else 1
     return RowsTiling(rows, tile[0], tile[1] * (4 if kind == "int4" else 8) // 32, splits, tile[2], tile[3])
+
+
+def _choose_early_words(
+    outputs: int, inputs: int, num_rows: int, kind: WordKind, *, is_gated: bool, is_split: bool
+) -> RowsTiling:
+    """The tiling of words that are on their way before the rows are there (`early_words`)."""
+    rows, warps, stages = 1 << (num_rows - 1).bit_length(), 8, 4 if is_gated or outputs >= _WIDE else 5
+    steps, splits = inputs // _WIDTH, 1
+    if is_split and not is_gated:
+        splits = _count_splits(outputs, inputs, num_rows, rows, (16 * warps, _WIDTH, warps, stages))
+    while -(-steps // -(-steps // splits)) < splits:  # every part has columns
+        splits //= 2
+    columns = _WIDTH * (4 if kind == "int4" else 8) // 32
+    return RowsTiling(rows, 16 * warps, columns, splits, warps, stages, is_early=True)
 
 
 def _choose_tile(outputs: int, rows: int, kind: WordKind, *, is_gated: bool, is_split: bool) -> _Tile:
@@ -75,7 +93,7 @@ def _count_splits(outputs: int, inputs: int, num_rows: int, rows: int, tile: _Ti
     """Among how many programs columns are split: a power of two, so that the sums have few variants."""
     programs = -(-outputs // tile[0]) * -(-num_rows // rows)
     processors = _count_processors() * (2 if rows <= _SOME else 1)
-    wanted = min(_MOST_SPLITS, inputs // tile[1], processors // programs)
+    wanted = min(MOST_SPLITS, inputs // tile[1], processors // programs)
     return 1 << (max(1, wanted).bit_length() - 1)
 
 

@@ -14,10 +14,10 @@ from typing import Final
 
 import torch
 
+from unspool.kernels.gpu.products.float_product import FloatTiling
 from unspool.kernels.gpu.products.held_product import HeldTiling
 from unspool.kernels.gpu.products.nibble_product import MOST_CHUNKS, NibbleTiling
 from unspool.kernels.gpu.products.row_product import RowTiling
-from unspool.kernels.gpu.products.words import WordKind
 from unspool.kernels.gpu.products.words_product import WordsTiling
 
 _USUAL_OF_TWO: Final = RowTiling(4, 1024, 2)
@@ -30,6 +30,7 @@ MOST_ROWS: Final = 2
 MOST_NUMBERS_OF_TWO: Final = 34_000_000  # of a matrix that two rows multiply with our kernels
 MOST_BYTES: Final = 1 << 20  # of a file of measured tilings
 _WIDE: Final = 65_536  # outputs: a head
+_NARROW: Final = 4096  # outputs
 _MANY: Final = 32_768  # outputs of a head for one row: more than a block's matrices have
 _LONG: Final = 6000  # inputs: from here on rows of the matrix are loaded part by part
 
@@ -133,11 +134,18 @@ def choose_held_tiling(
     return _HELD if outputs >= _WIDE and outputs % (_HELD.rows * _HELD.tiles) == 0 else None
 
 
-def choose_words_tiling(outputs: int, num_words: int, kind: WordKind) -> WordsTiling:
-    """The tiling for a quantised matrix with rows of `num_words` words."""
+def choose_words_tiling(outputs: int, num_words: int, *, is_short: bool) -> WordsTiling:
+    """The tiling for a matrix of whole numbers, of 4 bits or of 8, with rows of `num_words` words."""
     words = min(512, 1 << (num_words - 1).bit_length())
-    rows = 4 if kind != "int4" and outputs < _WIDE else 8
+    rows = 4 if not is_short and outputs < _WIDE else 8
     return WordsTiling(rows, words, max(1, words // 128))
+
+
+def choose_float_tiling(outputs: int, num_words: int, *, is_gated: bool) -> FloatTiling:
+    """The tiling for a matrix of floats of 8 bits with rows of `num_words` words, both halves counted if gated."""
+    words = min(512, 1 << (num_words - 1).bit_length())
+    rows = 4 if is_gated or outputs < _NARROW else 8
+    return FloatTiling(rows, words, max(1, words // 128))
 
 
 def choose_tiling(

@@ -8,10 +8,97 @@ a block's factors once) and single words elsewhere. The rows of the other side h
 
 from __future__ import annotations
 
+from typing import Final
+
 import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.products.word_parts import half_of, read_float
+
+# Instructions that make halves of a word of two numbers; `early_words` uses them too.
+HALF_NIBBLES: Final = tl.constexpr(
+    """{
+.reg .b32 t, one, off;
+mov.b32 one, 0x3C003C00;
+mov.b32 off, 0xE408E408;
+lop3.b32 t, $1, 0x000F000F, 0x64006400, 0xEA;
+fma.rn.f16x2 t, t, one, off;
+fma.rn.f16x2 $0, t, $2, $3;
+}"""
+)
+NIBBLES: Final = tl.constexpr(
+    """{
+.reg .b32 t, one, off;
+mov.b32 one, 0x3F803F80;
+mov.b32 off, 0xC308C308;
+lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA;
+fma.rn.bf16x2 t, t, one, off;
+fma.rn.bf16x2 $0, t, $2, $3;
+}"""
+)
+HALF_BYTES: Final = tl.constexpr(
+    """{
+.reg .b32 t, one, off;
+mov.b32 one, 0x3C003C00;
+mov.b32 off, 0xE480E480;
+lop3.b32 t, $1, 0x00FF00FF, 0x64006400, 0xEA;
+fma.rn.f16x2 t, t, one, off;
+mul.rn.f16x2 $0, t, $2;
+}"""
+)
+BYTES: Final = tl.constexpr(
+    """{
+.reg .b32 t, u, minus;
+mov.b32 minus, 0xBF80BF80;
+lop3.b32 t, $1, 0x007F007F, 0x43004300, 0xEA;
+lop3.b32 u, $1, 0x00800080, 0x43804380, 0x6A;
+fma.rn.bf16x2 t, u, minus, t;
+mul.rn.bf16x2 u, t, $3;
+fma.rn.bf16x2 $0, t, $2, u;
+}"""
+)
+HALF_FLOATS_LOW: Final = tl.constexpr(
+    """{
+.reg .b32 t, u, up;
+mov.b32 up, 0x5C005C00;
+shl.b32 t, $1, 7;
+shl.b32 u, $1, 8;
+and.b32 u, u, 0x80008000;
+lop3.b32 t, t, 0x3F803F80, u, 0xEA;
+mul.rn.f16x2 $0, t, up;
+}"""
+)
+HALF_FLOATS_HIGH: Final = tl.constexpr(
+    """{
+.reg .b32 t, u, up;
+mov.b32 up, 0x5C005C00;
+shr.u32 t, $1, 1;
+and.b32 u, $1, 0x80008000;
+lop3.b32 t, t, 0x3F803F80, u, 0xEA;
+mul.rn.f16x2 $0, t, up;
+}"""
+)
+FLOATS_LOW: Final = tl.constexpr(
+    """{
+.reg .b32 t, u, up;
+mov.b32 up, 0x7B807B80;
+shl.b32 t, $1, 4;
+shl.b32 u, $1, 8;
+and.b32 u, u, 0x80008000;
+lop3.b32 t, t, 0x07F007F0, u, 0xEA;
+mul.rn.bf16x2 $0, t, up;
+}"""
+)
+FLOATS_HIGH: Final = tl.constexpr(
+    """{
+.reg .b32 t, u, up;
+mov.b32 up, 0x7B807B80;
+shr.u32 t, $1, 4;
+and.b32 u, $1, 0x80008000;
+lop3.b32 t, t, 0x07F007F0, u, 0xEA;
+mul.rn.bf16x2 $0, t, up;
+}"""
+)
 
 
 @triton.jit
@@ -36,26 +123,12 @@ def _scale_nibbles(words, scale, least, IS_HALF: tl.constexpr):
     """
     if IS_HALF:
         found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, one, off;
-            mov.b32 one, 0x3C003C00;
-            mov.b32 off, 0xE408E408;
-            lop3.b32 t, $1, 0x000F000F, 0x64006400, 0xEA;
-            fma.rn.f16x2 t, t, one, off;
-            fma.rn.f16x2 $0, t, $2, $3;
-            }""",
+            HALF_NIBBLES,
             "=r,r,r,r", [words, scale, least], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     else:
         found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, one, off;
-            mov.b32 one, 0x3F803F80;
-            mov.b32 off, 0xC308C308;
-            lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 t, t, one, off;
-            fma.rn.bf16x2 $0, t, $2, $3;
-            }""",
+            NIBBLES,
             "=r,r,r,r", [words, scale, least], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     return found
@@ -70,27 +143,12 @@ def _scale_bytes(words, scale, rest, IS_HALF: tl.constexpr):
     """
     if IS_HALF:
         found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, one, off;
-            mov.b32 one, 0x3C003C00;
-            mov.b32 off, 0xE480E480;
-            lop3.b32 t, $1, 0x00FF00FF, 0x64006400, 0xEA;
-            fma.rn.f16x2 t, t, one, off;
-            mul.rn.f16x2 $0, t, $2;
-            }""",
+            HALF_BYTES,
             "=r,r,r,r", [words, scale, rest], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     else:
         found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, u, minus;
-            mov.b32 minus, 0xBF80BF80;
-            lop3.b32 t, $1, 0x007F007F, 0x43004300, 0xEA;
-            lop3.b32 u, $1, 0x00800080, 0x43804380, 0x6A;
-            fma.rn.bf16x2 t, u, minus, t;
-            mul.rn.bf16x2 u, t, $3;
-            fma.rn.bf16x2 $0, t, $2, u;
-            }""",
+            BYTES,
             "=r,r,r,r", [words, scale, rest], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     return found
@@ -102,52 +160,22 @@ def _widen_floats(words, PLACE: tl.constexpr, IS_HALF: tl.constexpr):
     if IS_HALF:
         if PLACE == 0:
             found = tl.inline_asm_elementwise(
-                """{
-                .reg .b32 t, u, up;
-                mov.b32 up, 0x5C005C00;
-                shl.b32 t, $1, 7;
-                shl.b32 u, $1, 8;
-                and.b32 u, u, 0x80008000;
-                lop3.b32 t, t, 0x3F803F80, u, 0xEA;
-                mul.rn.f16x2 $0, t, up;
-                }""",
+                HALF_FLOATS_LOW,
                 "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
             )  # fmt: skip
         else:
             found = tl.inline_asm_elementwise(
-                """{
-                .reg .b32 t, u, up;
-                mov.b32 up, 0x5C005C00;
-                shr.u32 t, $1, 1;
-                and.b32 u, $1, 0x80008000;
-                lop3.b32 t, t, 0x3F803F80, u, 0xEA;
-                mul.rn.f16x2 $0, t, up;
-                }""",
+                HALF_FLOATS_HIGH,
                 "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
             )  # fmt: skip
     elif PLACE == 0:
         found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, u, up;
-            mov.b32 up, 0x7B807B80;
-            shl.b32 t, $1, 4;
-            shl.b32 u, $1, 8;
-            and.b32 u, u, 0x80008000;
-            lop3.b32 t, t, 0x07F007F0, u, 0xEA;
-            mul.rn.bf16x2 $0, t, up;
-            }""",
+            FLOATS_LOW,
             "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     else:
         found = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 t, u, up;
-            mov.b32 up, 0x7B807B80;
-            shr.u32 t, $1, 4;
-            and.b32 u, $1, 0x80008000;
-            lop3.b32 t, t, 0x07F007F0, u, 0xEA;
-            mul.rn.bf16x2 $0, t, up;
-            }""",
+            FLOATS_HIGH,
             "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""A quantised matrix times a few rows: as `row_product`, from words of 4- or 8-bit numbers.
+"""A quantised matrix times a few rows: as `row_product`, from words of 4- or 8-bit whole numbers.
 
 The reference is `Words.dequantise` and `F.linear`. Instructions are the cost here, not bytes: a number becomes a float
 in place, as the low bits of a power of two's mantissa, and the excess is subtracted once per block.
@@ -134,10 +134,8 @@ def unpack_words(
 
 
 @triton.jit
-def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, IS_FLOAT: tl.constexpr, HAS_ASM: tl.constexpr):
-    if IS_FLOAT:
-        found = read_float(words, PLACE)
-    elif IS_SHORT:
+def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, HAS_ASM: tl.constexpr):
+    if IS_SHORT:
         found = _choose_nibble(words, PLACE, HAS_ASM)
     else:
         found = choose_byte(words, PLACE, HAS_ASM)
@@ -145,16 +143,12 @@ def _choose(words, PLACE: tl.constexpr, IS_SHORT: tl.constexpr, IS_FLOAT: tl.con
 
 
 @triton.jit
-def _weigh(
-    total, excess, sums, found, BN: tl.constexpr, BLOCKS: tl.constexpr, IS_SHORT: tl.constexpr, IS_FLOAT: tl.constexpr
-):
+def _weigh(total, excess, sums, found, BN: tl.constexpr, BLOCKS: tl.constexpr, IS_SHORT: tl.constexpr):
     """The products of blocks (BN, BLOCKS) from those of their words, by their factors and the input's sums."""
     WORDS: tl.constexpr = 4 if IS_SHORT else 8
     total = tl.sum(tl.reshape(total, (BN, BLOCKS, WORDS)), 2)
     excess = tl.sum(tl.reshape(excess, (BLOCKS, WORDS)), 1)
-    if IS_FLOAT:
-        total *= found.to(tl.float16, bitcast=True).to(tl.float32)
-    elif IS_SHORT:
+    if IS_SHORT:
         sums = tl.sum(tl.reshape(sums, (BLOCKS, WORDS)), 1)
         scale = (found & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (found >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -167,9 +161,9 @@ def _weigh(
 @triton.jit
 def _multiply_words(
     W, FACTORS, X, NORM, BIAS, Y, eps, N,
-    R: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, IS_SHORT: tl.constexpr,
-    IS_FLOAT: tl.constexpr, ACT: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ASM: tl.constexpr, PDL: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, IS_SHORT: tl.constexpr, ACT: tl.constexpr,
+    IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     NUMBERS: tl.constexpr = 8 if IS_SHORT else 4  # of a word
     WORDS: tl.constexpr = 32 // NUMBERS  # of a block
@@ -180,10 +174,8 @@ def _multiply_words(
     rn = first + place
     is_output = rn < N
     at = W + first.to(tl.int64) * KW + place[:, None] * KW + word[None, :]
-    KB: tl.constexpr = 1 if IS_FLOAT else K // 32  # factors of a row
-    at_factors = FACTORS + first.to(tl.int64) * KB + place[:, None] * KB
-    if not IS_FLOAT:
-        at_factors += block[None, :]
+    KB: tl.constexpr = K // 32  # factors of a row
+    at_factors = FACTORS + first.to(tl.int64) * KB + place[:, None] * KB + block[None, :]
     column = word // WORDS * 32 + word % WORDS  # of a word's first number; the next ones are WORDS further each
     w = tl.load(at, mask=is_output[:, None] & (word < KW)[None, :], other=0, eviction_policy="evict_first")
     v = w
@@ -205,25 +197,17 @@ def _multiply_words(
         is_block = is_output[:, None] & (start // WORDS + block < K // 32)[None, :]
         if start > 0:
             w = tl.load(at + start, mask=is_word, other=0, eviction_policy="evict_first")
-        if IS_FLOAT:
-            f = tl.load(at_factors, mask=is_output[:, None], other=0)
-        else:
-            f = tl.load(at_factors + start // WORDS, mask=is_block, other=0, eviction_policy="evict_first")
+        f = tl.load(at_factors + start // WORDS, mask=is_block, other=0, eviction_policy="evict_first")
         if IS_GATED:
             if start > 0:
                 v = tl.load(beside + start, mask=is_word, other=0, eviction_policy="evict_first")
-            if IS_FLOAT:
-                g = tl.load(at_factors + N, mask=is_output[:, None], other=0)
-            else:
-                g = tl.load(
-                    at_factors + N.to(tl.int64) * KB + start // WORDS, mask=is_block, other=0,
-                    eviction_policy="evict_first",
-                )  # fmt: skip
+            at_value = at_factors + N.to(tl.int64) * KB + start // WORDS
+            g = tl.load(at_value, mask=is_block, other=0, eviction_policy="evict_first")
         totals, gated, sums, excesses = (), (), (), ()
         for i in tl.static_range(NUMBERS):
-            number = _choose(w, i, IS_SHORT, IS_FLOAT, HAS_ASM)
+            number = _choose(w, i, IS_SHORT, HAS_ASM)
             if IS_GATED:
-                value = _choose(v, i, IS_SHORT, IS_FLOAT, HAS_ASM)
+                value = _choose(v, i, IS_SHORT, HAS_ASM)
             here = start * NUMBERS + column + i * WORDS
             if HAS_NORM:
                 norm = tl.load(NORM + here, mask=has_word, other=0.0).to(tl.float32)
@@ -255,10 +239,10 @@ def _multiply_words(
         so_far = (parts, others)
         parts, others = (), ()
         for row in tl.static_range(R):
-            part = _weigh(totals[row], excesses[row], sums[row], f, BN, BLOCKS, IS_SHORT, IS_FLOAT)
+            part = _weigh(totals[row], excesses[row], sums[row], f, BN, BLOCKS, IS_SHORT)
             parts = parts + (so_far[0][row] + part,)
             if IS_GATED:
-                part = _weigh(gated[row], excesses[row], sums[row], g, BN, BLOCKS, IS_SHORT, IS_FLOAT)
+                part = _weigh(gated[row], excesses[row], sums[row], g, BN, BLOCKS, IS_SHORT)
             others = others + (so_far[1][row] + part,)
     for row in tl.static_range(R):
         write_result(
@@ -268,7 +252,7 @@ def _multiply_words(
 
 
 def multiply_words(
-    weight: Words,  # (outputs, inputs)
+    weight: Words,  # (outputs, inputs), of whole numbers
     x: torch.Tensor,  # (rows, inputs)
     out: torch.Tensor,  # (rows, outputs)
     tiling: WordsTiling,
@@ -287,7 +271,6 @@ def multiply_words(
         BN=tiling.rows,
         BW=min(tiling.words, triton.next_power_of_2(weight.words.shape[1])),
         IS_SHORT=weight.kind == "int4",
-        IS_FLOAT=weight.kind == "fp8",
         HAS_ASM=x.is_cuda,
         num_warps=tiling.warps,
     )

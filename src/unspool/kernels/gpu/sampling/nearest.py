@@ -19,11 +19,16 @@ from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Repla
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, ScoresCopy, count_joined, sum_rows
 
 LEVELS: Final = 3
-STEPS: Final = 8  # distances whose weight is found at a level
+STEPS: Final = 8  # distances whose weight is found at a level: as many as `nearest_kernels.weigh` puts side by side
 FACTS: Final = 4 + 4 * (LEVELS + 1)  # numbers of a row that the kernels pass on
 FAR: Final = 32.0  # the distances of the first level end here, but for the last
 MOST_SLOTS: Final = 256  # scores that are gathered per tile
 MOST_GATHERED: Final = 8_192  # and per row
+LANES: Final = 128 * WARPS  # scores that the threads of a program load at once
+MOST_EACH: Final = 16  # times that a program which weighs loads so many, where there are many tiles
+MANY_TILES: Final = 1_024  # of all rows
+STAGES: Final = 3  # of its loop
+FIND_WARPS: Final = 8
 CHUNK: Final = 4_096  # scores that the last program reads at once
 NEAREST: Final = ("top_p", "typical", "top_k")
 MOST_CAPTURED: Final = 16  # rows: with more the device takes longer than the host
@@ -36,6 +41,8 @@ class NearestSearch:
         self._rows, self._vocab = rows, vocab
         self._tiles = tiles = count_parts(vocab, TILE)
         self._joined = count_joined(tiles)
+        self._each = MOST_EACH if rows * tiles >= MANY_TILES else TILE // LANES
+        self._groups = triton.cdiv(vocab, self._each * LANES)
         self._slots = min(MOST_SLOTS, MOST_GATHERED // self._joined)
         sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * self._slots, rows]
         floats = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
@@ -50,12 +57,13 @@ class NearestSearch:
         """Search scores (rows, vocab) whose partial results are `sums`, for what is `wanted` (rows or 1, 1)."""
         vocab, stride, tiles = self._vocab, scores.stride(0), self._tiles
         options = launch_options()
-        wide = {"TILE": TILE, "TILES": self._joined, "num_warps": WARPS, **options}
+        groups = self._groups
+        wide = {"GROUPS": count_joined(groups), "num_warps": WARPS, **options}
         number, masses, others = NEAREST.index(kind), self._masses, self._others
         for level in range(LEVELS):
             launch(
                 weigh,
-                (self._rows, tiles),
+                (self._rows, groups),
                 scores,
                 sums,
                 wanted,
@@ -72,6 +80,10 @@ class NearestSearch:
                 NUM=SUMS,
                 FACTS=FACTS,
                 STEPS=STEPS,
+                LANES=LANES,
+                EACH=self._each,
+                STAGES=STAGES,
+                TILES=self._joined,
                 **wide,
             )
             masses, others = others, masses
@@ -87,11 +99,13 @@ class NearestSearch:
             vocab,
             stride,
             tiles,
+            groups,
             KIND=number,
             LEVEL=LEVELS,
             FACTS=FACTS,
             STEPS=STEPS,
             SLOTS=self._slots,
+            TILE=TILE,
             **wide,
         )
         launch(
@@ -113,7 +127,7 @@ class NearestSearch:
             SLOTS=self._slots,
             TILES=self._joined,
             CHUNK=CHUNK,
-            num_warps=WARPS,
+            num_warps=FIND_WARPS,
             **options,
         )
 

@@ -51,13 +51,13 @@ def _store_bin(ROWS, low, width, high, before, LEVEL: tl.constexpr):
 
 
 @triton.jit
-def _find_bin(MASSES, ROWS, row, num_tiles, LEVEL: tl.constexpr, STEPS: tl.constexpr, TILES: tl.constexpr):
+def _find_bin(MASSES, ROWS, row, num_groups, LEVEL: tl.constexpr, STEPS: tl.constexpr, GROUPS: tl.constexpr):
     """The part of the last level's bin in which the weight is reached, as `_load_bin` returns it."""
-    tiles, steps = tl.arange(0, TILES), tl.arange(0, STEPS)
+    groups, steps = tl.arange(0, GROUPS), tl.arange(0, STEPS)
     wanted = tl.load(ROWS + 3)
     low, width, last, base = _load_bin(ROWS, LEVEL - 1)
-    at = (row * num_tiles + tiles)[:, None] * STEPS + steps[None, :]
-    masses = tl.load(MASSES + at, mask=(tiles < num_tiles)[:, None], other=0.0)
+    at = (row * num_groups + groups)[:, None] * STEPS + steps[None, :]
+    masses = tl.load(MASSES + at, mask=(groups < num_groups)[:, None], other=0.0)
     reached = base + tl.sum(masses.to(tl.float64), 0)
     number = tl.min(tl.where((reached >= wanted) & (reached > 0.0), steps, STEPS), 0)  # one token is kept at least
     before = tl.where(number == 0, base, tl.sum(tl.where(steps == number - 1, reached, 0.0), 0))
@@ -70,10 +70,11 @@ def _find_bin(MASSES, ROWS, row, num_tiles, LEVEL: tl.constexpr, STEPS: tl.const
 def weigh(
     SCORES, SUMS, WANTED, ROWS, MASSES, BEFORE, V, row_stride, wanted_stride, num_tiles, far,
     KIND: tl.constexpr, LEVEL: tl.constexpr, NUM: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    LANES: tl.constexpr, EACH: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr, GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The weight of a tile's scores within eight distances: of all, or of the bin that the level before found."""
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """The weight of a few tiles' scores within eight distances: of all, or of the bin that the level before found."""
+    row, group, num_groups = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     ROWS += row * FACTS
     SCORES += row * row_stride
     let_next_start(PDL)
@@ -87,7 +88,7 @@ def weigh(
         )
         # On a grid, so that sums of it are exact, and every program finds the same ends of bins.
         width = tl.ceil((tl.minimum(last, far) + 1.0) * (1024.0 / STEPS)) / 1024.0
-        if tile == 0:
+        if group == 0:
             wanted = tl.load(WANTED + row * wanted_stride).to(tl.float64)
             if KIND == 2:
                 wanted = tl.where(wanted > 0.0, wanted, float("inf"))
@@ -99,25 +100,44 @@ def weigh(
             tl.store(ROWS + 3, wanted)
     else:
         highest, whole, entropy = _load_row(ROWS)
-        low, width, last, before = _find_bin(BEFORE, ROWS, row, num_tiles, LEVEL, STEPS, TILES)
-    if tile == 0:
+        low, width, last, before = _find_bin(BEFORE, ROWS, row, num_groups, LEVEL, STEPS, GROUPS)
+    if group == 0:
         _store_bin(ROWS, low, width, last, before, LEVEL)
-    token = tile * TILE + tl.arange(0, TILE)
-    scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
-    distance = _measure(scores, highest, whole, entropy, KIND)
-    is_there = (scores > float("-inf")) & (distance > low)
-    weights = _weigh_scores(scores, highest, is_there, KIND)
+    # Sums of each lane first: threads meet once.
+    token = group * (EACH * LANES) + tl.arange(0, LANES)
+    nothing = tl.zeros((LANES,), tl.float32)
+    a, b, c, d, e, f, g, h = nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing
+    for _ in tl.range(EACH, num_stages=STAGES):
+        scores = tl.load(SCORES + token, mask=token < V, other=float("-inf"))
+        distance = _measure(scores, highest, whole, entropy, KIND)
+        is_there = (scores > float("-inf")) & (distance > low)
+        weights = _weigh_scores(scores, highest, is_there, KIND)
+        a += tl.where(distance <= low + width, weights, 0.0)
+        b += tl.where(distance <= low + width * 2, weights, 0.0)
+        c += tl.where(distance <= low + width * 3, weights, 0.0)
+        d += tl.where(distance <= low + width * 4, weights, 0.0)
+        e += tl.where(distance <= low + width * 5, weights, 0.0)
+        f += tl.where(distance <= low + width * 6, weights, 0.0)
+        g += tl.where(distance <= low + width * 7, weights, 0.0)
+        h += tl.where(distance <= last, weights, 0.0)
+        token += LANES
     steps = tl.arange(0, STEPS)
-    edges = tl.where(steps == STEPS - 1, last, low + width * (steps + 1))
-    near = tl.where(distance[None, :] <= edges[:, None], weights[None, :], 0.0)  # one sum: threads meet once
-    tl.store(MASSES + (row * num_tiles + tile) * STEPS + steps, tl.sum(near, 1))
+    tl.store(MASSES + (row * num_groups + group) * STEPS + steps, tl.sum(_join_eight(a, b, c, d, e, f, g, h), 0))
+
+
+@triton.jit
+def _join_eight(a, b, c, d, e, f, g, h):
+    """Eight tensors (lanes,) side by side: (lanes, 8)."""
+    first = tl.join(tl.join(a, b), tl.join(c, d))
+    second = tl.join(tl.join(e, f), tl.join(g, h))
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 3, 2, 1)), (a.shape[0], 8))
 
 
 @triton.jit
 def gather(
-    SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles,
+    SCORES, ROWS, MASSES, COUNTS, FOUND, TOKENS, V, row_stride, num_tiles, num_groups,
     KIND: tl.constexpr, LEVEL: tl.constexpr, FACTS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
-    TILES: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write down a tile's scores of the bin in which the weight is reached, in the order of their tokens, as far as
     there are slots for them; and how many they are."""
@@ -128,7 +148,7 @@ def gather(
     wait_for_input(PDL)
     scores = tl.load(SCORES + row * row_stride + token, mask=token < V, other=float("-inf"))
     highest, whole, entropy = _load_row(ROWS)
-    low, width, high, before = _find_bin(MASSES, ROWS, row, num_tiles, LEVEL, STEPS, TILES)
+    low, width, high, before = _find_bin(MASSES, ROWS, row, num_groups, LEVEL, STEPS, GROUPS)
     if tile == 0:
         _store_bin(ROWS, low, width, high, before, LEVEL)
     distance = _measure(scores, highest, whole, entropy, KIND)

@@ -21,7 +21,7 @@ from unspool.kernels.gpu.sampling.cuts import KINDS, find_floor
 from unspool.kernels.gpu.sampling.nearest import FACTS, NEAREST, NearestSearch
 from unspool.kernels.gpu.sampling.nearest_kernels import is_beyond
 from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Replay, can_replay
-from unspool.kernels.gpu.sampling.row_draw import choose_in_tile, choose_tile, store_weight
+from unspool.kernels.gpu.sampling.row_draw import choose_in_tile, choose_tile
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, ScoresCopy, count_joined, store_sums
 
 PARTS: Final = ("top_k", "top_p", "min_p", "top_a", "typical", "epsilon", "eta")  # after the temperature, in this order
@@ -59,7 +59,13 @@ def _cut(
     scores = _cut_tile(scores, token, row, SUMS, VALUES, ROWS, CUTS, LASTS, num_tiles, KIND, NUM, FACTS, TILES)
     place = row * num_tiles + tile
     if IS_LAST:
-        store_weight(TOPS, WEIGHTS, place, scores)
+        # Exponentials of single precision: their sum's error lies far below a token's share. In the one tile that is
+        # drawn from they are exact.
+        scores = tl.where(scores == scores, scores, float("inf"))
+        top = tl.max(scores, 0)
+        shares = tl.where(scores > float("-inf"), tl.exp(scores - top), 0.0)
+        tl.store(TOPS + place, top)
+        tl.store(WEIGHTS + place, tl.sum(shares.to(tl.float64), 0))
     else:
         tl.store(SCORES + row * V + token, scores, mask=token < V)
         store_sums(AFTER + place * NUM, scores)
