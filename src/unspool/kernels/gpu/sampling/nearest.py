@@ -42,7 +42,7 @@ class NearestSearch:
         self._tiles = tiles = count_parts(vocab, TILE)
         self._joined = count_joined(tiles)
         self._each = MOST_EACH if rows * tiles >= MANY_TILES else TILE // LANES
-        self._groups = triton.cdiv(vocab, self._each * LANES)
+        self._groups = count_parts(vocab, self._each * LANES)
         self._slots = min(MOST_SLOTS, MOST_GATHERED // self._joined)
         sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * self._slots, rows]
         floats = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
