@@ -233,6 +233,8 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     held = {name: parameter.detach() for name, parameter in model.named_parameters()}
     held |= {name: buffer for name, buffer in model.named_buffers() if name in stored}
     told = config.to_dict() | {"architectures": [type(model).__name__]}
+    if config.is_encoder_decoder:
+        told["decoder_start_token_id"] = model.generation_config.decoder_start_token_id
     native = build_model(told, MemorySource(held), device=device, dtype=dtype)
     engines: dict[str, Callable[..., Any]] = {
         "attached": model.generate,

@@ -33,6 +33,7 @@ def _store(OUT, WHOLE, ABSENT, small, number, large, is_true, part, HAS_ABSENT: 
 
 @pytest.fixture
 def kernel() -> Iterator[Any]:
+    import unspool.kernels.gpu.launching  # noqa: F401 - which has Triton launch ours so
     from unspool.kernels.gpu.direct_launcher import DirectLauncher
 
     _store.__module__ = "unspool.kernels.gpu.of_a_test"  # ours are launched so

@@ -46,6 +46,31 @@ def find_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="many programs at once, on a GPU")
+@pytest.mark.parametrize("rows", [8, 32, 64, 200])
+@pytest.mark.parametrize("is_gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+def test_programs_that_share_a_processor(kind: str, rows: int, is_gated: bool) -> None:
+    """Heads have ten times as many programs as there are processors, and the tensor cores are late then."""
+    from unspool.kernels.gpu.products.activations import CODES, NONE
+    from unspool.kernels.gpu.products.rows_product import multiply_rows
+    from unspool.kernels.gpu.products.rows_tilings import choose_rows_tiling
+
+    outputs, inputs = 2**16, 1024
+    weight, exact = make_matrix(kind, outputs, inputs, torch.bfloat16)
+    tiling = choose_rows_tiling(outputs, inputs, rows, kind, is_gated=is_gated)
+    assert tiling is not None
+    x = torch.randn(rows, inputs, device=DEVICE, dtype=torch.bfloat16)
+    expected = F.linear(x.double(), exact)
+    if is_gated:
+        expected = F.silu(expected[:, : outputs // 2]) * expected[:, outputs // 2 :]
+    activation = CODES["silu"] if is_gated else NONE
+    for _ in range(8):
+        out = torch.full(expected.shape, torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        multiply_rows(weight, arrange_for(weight, x), out, tiling, activation=activation, is_gated=is_gated)
+        assert find_error(out, expected) < 0.01
+
+
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

@@ -48,14 +48,21 @@ class GreenLists:
         with self._lock:
             missing = [seed for seed in dict.fromkeys(seeds) if seed not in self._lists]
             if missing:
-                is_green = find_first(torch.tensor(missing), self._vocab_size, self._num_first)
-                self._lists.update(zip(missing, _pack(is_green), strict=True))
+                self._lists.update(zip(missing, _list_bits(missing, self._vocab_size, self._num_first), strict=True))
             for seed in seeds:
                 self._lists.move_to_end(seed)
             lists = [self._lists[seed] for seed in seeds]
             while len(self._lists) > self._most:
                 self._lists.popitem(last=False)
         return lists[0][None] if len(lists) == 1 else torch.stack(lists)
+
+
+def _list_bits(seeds: list[int], vocab_size: int, num_first: int) -> torch.Tensor:
+    """The lists of these seeds: (seeds, words) int32."""
+    marks = find_marks()
+    if marks is not None:
+        return marks.list_first(seeds, vocab_size, num_first)
+    return _pack(find_first(torch.tensor(seeds), vocab_size, num_first))
 
 
 def _pack(is_set: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ class Marks:
         number, size, at = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
         word = ctypes.c_uint32
         handle.us_find_first.argtypes = [at, number, size, size, at, size]
+        handle.us_list_first.argtypes = handle.us_find_first.argtypes
         handle.us_are_first.argtypes = [at, at, number, size, size, at, size]
         handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, at, word, at, size]
         handle.us_draw_winners.argtypes = [at, number, size, size, at, word, at, word, at, at, at, size]
@@ -52,6 +53,19 @@ class Marks:
         if len(words):
             check_code(self.handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self.threads))
         return out
+
+    def list_first(self, seeds: list[int], count: int, num_first: int) -> torch.Tensor:
+        """The same as bits, from seeds of 32 bits: (seeds, words of 32 tokens) int32."""
+        if not 0 <= num_first < count < 1 << 30:
+            raise SettingError(f"the first {num_first} of {count} tokens can't be listed")
+        words = np.array(seeds, dtype=np.uint32)
+        bits = torch.empty(len(seeds), -(-count // 32), dtype=torch.int32)
+        if seeds:
+            code = self.handle.us_list_first(
+                words.ctypes.data, len(words), count, num_first, bits.data_ptr(), self.threads
+            )
+            check_code(code)
+        return bits
 
     def are_first(self, seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
         """Whether each token is among the first so many of its own seed's permutation of `count`: (seeds,) bool."""

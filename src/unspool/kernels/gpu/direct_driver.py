@@ -16,9 +16,9 @@ _lock = threading.Lock()
 
 
 def use_direct_driver() -> None:
-    """Let Triton have such a driver for NVIDIA's GPUs, unless it has one already."""
+    """Let Triton have such a driver for NVIDIA's GPUs; one that it has already gets our launchers."""
     with _lock:
-        if not triton.__version__.startswith(_KNOWN) or driver._active is not None or driver._default is not None:
+        if not triton.__version__.startswith(_KNOWN):
             return
         from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
@@ -46,4 +46,8 @@ def use_direct_driver() -> None:
                 self.launcher_cls = make_launcher
                 self.utils = DirectUtils(make_helper)
 
-        driver.set_active(DirectDriver())
+        known = driver._active or driver._default
+        if known is None:
+            driver.set_active(DirectDriver())
+        elif type(known) is CudaDriver:  # somebody has used Triton before
+            known.launcher_cls = make_launcher

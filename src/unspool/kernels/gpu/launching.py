@@ -208,8 +208,8 @@ def compile_beside(work: Callable[[], object]) -> None:
         finally:
             asked.is_known.set()
             _end(begun)
-            _compilers.discard(threading.current_thread())
             end_short_turns()
+            _compilers.discard(threading.current_thread())
 
     thread = threading.Thread(target=run, name="unspool kernels", daemon=True)
     begin_short_turns()

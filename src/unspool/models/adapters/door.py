@@ -126,12 +126,14 @@ def open_call(
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
     native = model.__dict__.get(NATIVE, True) if native is None else native
-    why = _explain_call(model, given, settings)
+    why, unlike = _explain_call(model, given, settings), ""
     if why is None and native and _hides_states(given, settings):
-        twin = find_state_twin(model)
+        twin, unlike = find_state_twin(model)
         if twin is not None:
             return twin
     why = why or _explain_adapter(model, given)
+    if why is not None and unlike:
+        why = f"{why}; {unlike}"
     if why is None:
         reason = _explain_cache(given, settings) if native else ""
         twin, reason = (None, reason) if reason or not native else find_twin(model)

@@ -428,7 +428,7 @@ static void check_run(void) {
 
 #include "check_marks.h"
 
-static void expect(int is_so, const char *what) {
+static void expect_threads(int is_so, const char *what) {
     if (is_so) return;
     printf("crowding: %s\n", what);
     num_wrong++;
@@ -441,22 +441,22 @@ static void check_crowding(void) {
         us_crowding c = {0};
         int64_t now = 5000 * ms, longest = 0;
         us_note_call(&c, most, most, ms / 2, ms, now);
-        expect(us_choose_size(&c, most, now) == most, "a short wait took threads away");
+        expect_threads(us_choose_size(&c, most, now) == most, "a short wait took threads away");
         us_note_call(&c, most, most, (most - 1) * 2 * ms, 10 * ms, now);
-        expect(us_choose_size(&c, most, now) == most, "a fifth of the time took threads away");
+        expect_threads(us_choose_size(&c, most, now) == most, "a fifth of the time took threads away");
         for (int turn = 0; turn < 20; turn++) {
             us_note_call(&c, most, most, (most - 1) * 9 * ms, 10 * ms, now);
             const int32_t fewer = us_choose_size(&c, most, now);
-            expect(fewer >= 1 && fewer < most, "a crowded call left all threads");
+            expect_threads(fewer >= 1 && fewer < most, "a crowded call left all threads");
             us_note_call(&c, fewer, most, 0, 10 * ms, now);
-            expect(us_choose_size(&c, most, now) == fewer, "a good call of few ended the pause");
-            expect(us_choose_size(&c, most, c.until) == most, "a pause that is over did not end");
-            expect(c.pause >= longest && c.pause <= LONGEST_PAUSE, "pauses don't grow");
+            expect_threads(us_choose_size(&c, most, now) == fewer, "a good call of few ended the pause");
+            expect_threads(us_choose_size(&c, most, c.until) == most, "a pause that is over did not end");
+            expect_threads(c.pause >= longest && c.pause <= LONGEST_PAUSE, "pauses don't grow");
             longest = c.pause;
             now = c.until;
         }
         us_note_call(&c, most, most, 0, 10 * ms, now);
-        expect(us_choose_size(&c, most, now) == most && !c.pause, "a good call of all left a pause");
+        expect_threads(us_choose_size(&c, most, now) == most && !c.pause, "a good call of all left a pause");
     }
 }
 

@@ -57,6 +57,11 @@ static void check_lists(const char *set) {
     for (int32_t i = 0; i < count; i++) shuffle_plainly(seeds[i], vocab, num_first, expected + (size_t)i * vocab);
     expect(!us_find_first(seeds, count, vocab, num_first, found, threads), "green lists' memory", set);
     expect(!memcmp(found, expected, (size_t)count * vocab), "green lists", set);
+    const int32_t words = (vocab + 31) / 32;
+    uint32_t *bits = keep(get(sizeof(uint32_t) * (size_t)count * words));
+    expect(!us_list_first(seeds, count, vocab, num_first, bits, threads), "listed bits' memory", set);
+    for (int32_t i = 0; i < count * vocab; i++)
+        expect((bits[i / vocab * words + i % vocab / 32] >> i % vocab % 32 & 1) == expected[i], "a listed bit", set);
     expect(!us_are_first(seeds, tokens, count, vocab, num_first, are, threads), "tokens' memory", set);
     for (int32_t i = 0; i < count; i++) expect(are[i] == expected[(size_t)i * vocab + tokens[i]], "a token's own list", set);
 }

@@ -18,6 +18,7 @@ typedef struct {
     us_task steps;   /* argument: us_steps_task */
     us_task product; /* argument: us_product_task */
     us_task first;      /* argument: us_first_task */
+    us_task lists;      /* argument: us_list_task */
     us_task listed;     /* argument: us_listed_task */
     us_task tournament; /* argument: us_tournament_task */
     us_task contexts;   /* argument: us_context_task */
@@ -56,6 +57,13 @@ typedef struct {
     uint8_t *out; /* count, or (count, vocab) */
     void *failed; /* an atomic_int: no memory */
 } us_first_task;
+
+typedef struct {
+    us_first_task first; /* without `out` */
+    uint32_t *bits;      /* (count, vocab / 32, rounded up) */
+    void *rooms;         /* for each thread, this far apart (bytes): the tokens, and a byte for each */
+    size_t room_size;
+} us_list_task;
 
 typedef struct {
     const float *scores; /* (rows, vocab) */

@@ -244,6 +244,14 @@ int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32
     return us_are_first(seeds, NULL, count, vocab, num_first, out, threads);
 }
 
+int32_t us_list_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint32_t *bits, int32_t threads) {
+    const size_t room_size = ((size_t)vocab * (sizeof(int32_t) + 1) + US_LINE - 1) & ~(size_t)(US_LINE - 1);
+    void *rooms = gather_with(room_size * (size_t)(threads > 1 ? threads : 1), threads);
+    if (!rooms) return -1;
+    us_do(kernels()->lists, &(us_list_task){{.seeds = seeds, .count = count, .vocab = vocab, .num_first = num_first}, bits, rooms, room_size});
+    return 0;
+}
+
 int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
                      const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
                      const uint32_t *divisors, float bias, uint64_t *known, uint32_t num_known, int32_t threads) {

@@ -79,10 +79,9 @@ static void turn_shuffle(us_shuffle *s, int32_t first, int32_t n) {
     }
 }
 
-/* Shuffles the first places, and marks the tokens that come there. */
-static void mark_first(us_shuffle *s, int32_t *tokens, const us_first_task *task, int64_t number) {
+/* Shuffles the first places, and marks the tokens that come there in `out`. */
+static void mark_first(us_shuffle *s, int32_t *tokens, const us_first_task *task, int64_t number, uint8_t *out) {
     const int32_t n = task->vocab, num_first = task->num_first;
-    uint8_t *out = task->out + number * n;
     seed_shuffle(s, task->seeds[number]);
     for (int32_t place = 0; place < n; place++) tokens[place] = place;
     memset(out, 0, (size_t)n);
@@ -94,6 +93,32 @@ static void mark_first(us_shuffle *s, int32_t *tokens, const us_first_task *task
             out[*swapped] = 1;
             *swapped = tokens[first + i];
         }
+    }
+}
+
+/* Bytes, 0 or 1, as bits of words. A product brings the eight bytes of a number side by side. */
+static void pack_bytes(const uint8_t *bytes, int32_t count, uint32_t *words) {
+    memset(words, 0, sizeof *words * (size_t)((count + 31) / 32));
+    int32_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        uint64_t eight = 0;
+        for (int32_t k = 0; k < 8; k++) eight |= (uint64_t)bytes[i + k] << 8 * k; /* one load, which the compiler knows */
+        words[i / 32] |= (uint32_t)(eight * 0x0102040810204080u >> 56) << i % 32;
+    }
+    for (; i < count; i++) words[i / 32] |= (uint32_t)bytes[i] << i % 32;
+}
+
+/* Lists of seeds, as bits, in memory that is kept. */
+static void run_lists(const void *argument, int32_t thread, us_team *team) {
+    const us_list_task *task = argument;
+    int64_t first, last;
+    split(task->first.count, thread, team->size, &first, &last);
+    us_shuffle s;
+    int32_t *tokens = (int32_t *)((char *)task->rooms + (size_t)thread * task->room_size);
+    uint8_t *out = (uint8_t *)(tokens + task->first.vocab);
+    for (int64_t number = first; number < last; number++) {
+        mark_first(&s, tokens, &task->first, number, out);
+        pack_bytes(out, task->first.vocab, task->bits + number * ((task->first.vocab + 31) / 32));
     }
 }
 
@@ -139,7 +164,7 @@ static void run_first(const void *argument, int32_t thread, us_team *team) {
         for (int64_t number = first, count; number < last; number += count) {
             count = 1;
             if (!task->tokens) {
-                mark_first(s, tokens, task, number);
+                mark_first(s, tokens, task, number, task->out + number * task->vocab);
                 continue;
             }
             while (number + count < last && count < MOST_FOLLOWED && task->seeds[number + count] == task->seeds[number]) count++;

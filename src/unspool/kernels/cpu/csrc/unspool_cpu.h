@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 19
+#define US_ABI 20
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of bfloat16 */
@@ -175,6 +175,7 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
 
 /* Watermarks; 0, or -1 where there is no memory. Permutations are those of torch.randperm on a CPU.
    us_find_first: for each seed, which of `vocab` tokens are among the first `num_first`: out (count, vocab), 0 or 1.
+   us_list_first: the same as bits (count, words of 32).
    us_are_first: whether each token is, by its own seed: out (count).
    Equal seeds side by side are computed once.
    us_raise_own: `bias` more for each of a row's `num_candidates` highest scores whose token is among the first `num_first`
@@ -190,6 +191,7 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
    the windows from `first` on is the same.
    us_draw_keyed: the token that Gumbel's keyed noise draws, or -1. Rows that are repeated stay as they are in both. */
 int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out, int32_t threads);
+int32_t us_list_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint32_t *bits, int32_t threads);
 int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
                      uint8_t *out, int32_t threads);
 int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,

@@ -5,8 +5,11 @@ outputs the columns are split among programs, each of which writes what its colu
 these, with the residual and the norm that the next product needs anyway.
 
 A word's numbers lie some columns apart, and the tensor cores take what a thread has in an order of their own. So the
-rows have been arranged (`arranging`) as `unpacking` gives the numbers. A round of the loop is one product of each
-matrix: Triton waits for all but the last of several, and unpacks nothing meanwhile.
+rows have been arranged (`arranging`) as `unpacking` gives the numbers.
+
+A round of the loop ends when its products have (`_settle`). Triton would let Hopper's tensor cores go on while the next
+round unpacks its numbers, into the very registers that they still read: with 64 rows and several programs to a
+processor, results were wrong.
 """
 
 from __future__ import annotations
@@ -47,6 +50,14 @@ def _load(at, is_there, IS_EVEN: tl.constexpr):
     else:
         found = tl.load(at, mask=is_there, other=0)
     return found
+
+
+@triton.jit
+def _settle(total, HAS_ASM: tl.constexpr):
+    """The same numbers; whoever reads them waits for the product that makes them."""
+    if HAS_ASM:
+        total = tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [total], dtype=tl.float32, is_pure=True, pack=1)
+    return total
 
 
 @triton.jit(do_not_specialize=["R", "per_split"])
@@ -121,6 +132,10 @@ def _multiply_rows(
             total = tl.dot(numbers.to(X.dtype.element_ty), x, total)
             if IS_GATED:
                 other = tl.dot(values.to(X.dtype.element_ty), x, other)
+        if IS_PACKED:
+            total = _settle(total, HAS_ASM)
+            if IS_GATED:
+                other = _settle(other, HAS_ASM)
     is_there = (rn < N)[:, None] & (rm < R)[None, :]
     place = rn
     if ORDER > 0 and not IS_WHOLE:
