@@ -14,7 +14,7 @@ import torch
 from gpu_step import make_config, make_weights
 
 from unspool.kernels.gpu.attention import step_attention as attention
-from unspool.kernels.gpu.attention.step_attention import AttentionTiling
+from unspool.kernels.gpu.attention.step_tilings import AttentionTiling
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
@@ -60,7 +60,7 @@ def main() -> None:
     config, device = make_config(arguments.shape), torch.device("cuda")
     source = MemorySource(make_weights(config))
     model = build_model(config, source, is_gguf=False, device=device, dtype=torch.bfloat16, packing=arguments.packing)
-    choose = attention._choose_tiling
+    choose = attention.choose_tiling
     print("block chunk programs warps stages |", " ".join(f"{context:>8}" for context in arguments.contexts))
     print(f"{'as built in':33s} |", " ".join(f"{t:8.0f}" for t in time_pass(model, arguments.rows, arguments.contexts)))
     for block, chunk, programs, warps, stages in itertools.product(
@@ -69,11 +69,11 @@ def main() -> None:
         if chunk < block:
             continue
         tiling = AttentionTiling(block, chunk, programs, warps, stages)
-        attention._choose_tiling = lambda rows, shape, tiling=tiling: tiling  # noqa: ARG005 - the same for all
+        attention.choose_tiling = lambda rows, shape, tiling=tiling: tiling  # noqa: ARG005 - the same for all
         times = time_pass(model, arguments.rows, arguments.contexts)
         sizes = f"{block:5d} {chunk:5d} {programs:8d} {warps:5d} {stages:6d}"
         print(f"{sizes} |", " ".join(f"{each:8.0f}" for each in times), flush=True)
-    attention._choose_tiling = choose
+    attention.choose_tiling = choose
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from unspool.kernels.gpu.attention.split_attention import HeadShape
-from unspool.kernels.gpu.attention.step_attention import AttentionTiling, StepAttention
+from unspool.kernels.gpu.attention.step_attention import StepAttention
+from unspool.kernels.gpu.attention.step_tilings import AttentionTiling
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.nibble_product import NibbleTiling, multiply_nibbles
 from unspool.kernels.gpu.products.row_product import RowTiling, multiply_row

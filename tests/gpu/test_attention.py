@@ -34,15 +34,26 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int, pa
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no clusters")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "pairs"), [(4, 2, 16, 8), (8, 8, 64, 0), (8, 2, 64, 32)], ids=str
+    ("heads", "kv_heads", "width", "pairs"),
+    [(4, 2, 16, 8), (8, 8, 64, 0), (8, 2, 64, 32), (6, 2, 80, 16), (4, 2, 128, 64), (4, 1, 256, 128)],
+    ids=str,
 )
-@pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm"])
-@pytest.mark.parametrize("cluster", [4, 8])
+@pytest.mark.parametrize("manner", ["plain", "window", "softcap and norm", "slopes"])
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        (64, 64, 256, 4, 2, None, 4),
+        (64, 64, 256, 4, 2, None, 8),
+        (32, 32, 256, 4, 1, None, 8, True),
+        (64, 64, 256, 8, 1, None, 8, True),
+    ],
+    ids=str,
+)
 def test_attention_of_clusters(
-    dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str, cluster: int
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, pairs: int, manner: str, tiling: tuple[Any, ...]
 ) -> None:
     """The same with parts that are combined in shared memory, in another way, and in none."""
-    check_attention(dtype, heads, kv_heads, width, pairs, manner, (64, 64, 256, 4, 2, None, cluster))
+    check_attention(dtype, heads, kv_heads, width, pairs, manner, tiling)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -77,7 +88,8 @@ def check_attention(
 ) -> None:
     """Attention over ragged rows equals the reference."""
     from unspool.kernels.gpu.attention.split_attention import HeadShape
-    from unspool.kernels.gpu.attention.step_attention import AttentionTiling, StepAttention
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
+    from unspool.kernels.gpu.attention.step_tilings import AttentionTiling
     from unspool.kernels.gpu.attention.turning import find_turns
 
     if not torch.cuda.is_available() and width > 80:

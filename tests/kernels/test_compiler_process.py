@@ -37,6 +37,14 @@ def ASTSource(fn, signature, constants, attrs):
 """,
     "triton/compiler/code_generator.py": "",
     "triton/compiler/compiler.py": "",
+    "triton/experimental/__init__.py": "",
+    "triton/experimental/gluon/__init__.py": "",
+    "triton/experimental/gluon/_runtime.py": """
+from types import SimpleNamespace
+
+def GluonASTSource(fn, signature, constants, attrs):
+    return SimpleNamespace(fn=fn, signature="of Gluon", constants=constants, attrs=attrs)
+""",
     "triton/runtime/__init__.py": "",
     "triton/runtime/jit.py": "class JITFunction: pass\n",
     "triton/runtime/cache.py": "def triton_key(): return 'slow'\n",
@@ -65,7 +73,8 @@ sound, wrong, fatal = Sound(), Wrong(), Fatal()
 """,
 }
 JOB: dict[str, Any] = {
-    "module": "some_kernels", "signature": {"X": "*bf16", "n": "i32"}, "constants": [[[1], 16], [[2, 0], None]],
+    "module": "some_kernels", "is_gluon": False, "signature": {"X": "*bf16", "n": "i32"},
+    "constants": [[[1], 16], [[2, 0], None]],
     "attributes": [[[0], [["tt.divisibility", 16]]]], "options": {"types": ["a", "b"], "libs": [["c", "d"]], "n": 4},
     "target": ["cuda", 90, 32], "environment": {"A": "1"},
 }  # fmt: skip
@@ -90,6 +99,11 @@ def test_kernels_are_compiled_as_they_were_described(compilers: CompilerProcess,
     options = {"types": ("a", "b"), "libs": (("c", "d"),), "n": 4}
     told = (JOB["signature"], {(1,): 16, (2, 0): None}, {(0,): [["tt.divisibility", 16]]}, ("cuda", 90, 32))
     assert found == repr((*told, options, {"A": "1"}, "key"))
+
+
+def test_kernels_in_gluon_are_compiled_as_such(compilers: CompilerProcess, tmp_path: Path) -> None:
+    assert compilers.compile({**JOB, "is_gluon": True, "name": "sound", "cache": str(tmp_path)}, "key")
+    assert (tmp_path / "sound").read_text().startswith("('of Gluon'")
 
 
 @pytest.mark.parametrize("name", ["wrong", "fatal", "absent"])

@@ -177,11 +177,14 @@ def _compile(job: dict[str, Any]) -> NoReturn:
         import triton
         from triton import knobs
         from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
 
+        if job["is_gluon"]:
+            from triton.experimental.gluon._runtime import GluonASTSource as Source
+        else:
+            from triton.compiler import ASTSource as Source
         knobs.cache.dir = job["cache"]
         kernel = getattr(importlib.import_module(job["module"]), job["name"])
-        source = ASTSource(
+        source = Source(
             kernel,
             job["signature"],
             {tuple(place): value for place, value in job["constants"]},

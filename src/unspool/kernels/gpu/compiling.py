@@ -81,6 +81,7 @@ def describe_job(source: Any, target: Any, options: Any, environment: dict[str, 
     return {
         "module": kernel.__module__,
         "name": kernel.__name__,
+        "is_gluon": kernel.is_gluon(),
         "signature": source.signature,
         "constants": [[list(place), value] for place, value in source.constants.items()],
         "attributes": [[list(place), value] for place, value in source.attrs.items()],

@@ -33,16 +33,16 @@ def await_others():
 
 
 @triton.jit
-def find_first(here):
-    """The address in the first program's shared memory that `here` is in this one's."""
+def find_there(here, rank):
+    """The address in another program's shared memory that `here` is in this one's."""
     return tl.inline_asm_elementwise(
-        "mapa.shared::cluster.u32 $0, $1, 0;", "=r,r", [here], dtype=tl.int32, is_pure=True, pack=1
+        "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [here, rank], dtype=tl.int32, is_pure=True, pack=1
     )
 
 
 @triton.jit
 def push(at, value, is_there):
-    """Write float32 numbers to addresses of `find_first`."""
+    """Write float32 numbers to addresses of `find_there`."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred there;
@@ -63,50 +63,62 @@ def pull(at):
 
 
 @triton.jit
-def combine_parts(
-    read, highest, total, OUT, rank, used,
-    QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
-    GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, CLUSTER: tl.constexpr, ROOM: tl.constexpr,
-    SINKS, HAS_SINKS: tl.constexpr,
+def push_part(
+    read, highest, total, here, rank,
+    QUERIES: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, CLUSTER: tl.constexpr,
 ):  # fmt: skip
-    """`split_attention.put_together` for parts of one cluster: the first program adds them up."""
+    """Give every program of the cluster its numbers of this one's part, after `await_others`."""
+    EACH: tl.constexpr = DP // CLUSTER  # numbers of a head that a program adds up
     STATS: tl.constexpr = CLUSTER * GJ * 8  # bytes before the parts
-    here = tl.inline_asm_elementwise(ROOM, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-    there = find_first(here)
     rg, rd = tl.arange(0, GP)[:, None], tl.arange(0, DP)[None, :]
     is_head = (rg < QUERIES) & (rd >= 0)
     part = rank * GJ + rg
-    await_others()  # until all have begun
-    push(there + STATS + (part * DP + rd) * 4, read, is_head)
-    push(there + part * 8 + rd * 0, highest[:, None] + tl.zeros_like(read), is_head & (rd == 0))
-    push(there + part * 8 + 4 + rd * 0, total[:, None] + tl.zeros_like(read), is_head & (rd == 0))
-    announce(False)
-    if rank == 0:
-        await_others()
-        rq = tl.arange(0, GJ)[:, None]
-        top_at = here + rq * 8 + rd * 0
-        peak = tl.full((GJ, DP), float("-inf"), tl.float32)
-        for number in tl.static_range(CLUSTER):
-            top = tl.where(number < used, pull(top_at + number * GJ * 8), float("-inf"))
-            peak = tl.maximum(peak, top)
-        joined, whole = tl.zeros((GJ, DP), tl.float32), tl.zeros((GJ, DP), tl.float32)
-        for number in tl.static_range(CLUSTER):
-            is_part = number < used
-            top = tl.where(is_part, pull(top_at + number * GJ * 8), float("-inf"))
-            weight = tl.exp(top - peak)
-            whole += tl.where(is_part, pull(top_at + number * GJ * 8 + 4), 0.0) * weight
-            its = pull(here + STATS + ((number * GJ + rq) * DP + rd) * 4)
-            joined += tl.where(is_part, its, 0.0) * weight
-        is_one = (rq < QUERIES) & (rd < D)
-        if HAS_SINKS:
-            whole += tl.exp(tl.load(SINKS + rq % G + rd * 0, mask=is_one, other=0.0).to(tl.float32) - peak)
-        target = OUT + (rq // G * TOKEN + rq % G * D) + rd
-        tl.store(target, (joined / whole).to(OUT.dtype.element_ty), mask=is_one)
+    push(find_there(here + STATS + (part * EACH + rd % EACH) * 4, rd // EACH + rg * 0), read, is_head)
+    stats, is_other = find_there(here + part * 8 + rd * 0, rd % CLUSTER + rg * 0), is_head & (rd < CLUSTER)
+    push(stats, highest[:, None] + tl.zeros_like(read), is_other)
+    push(stats + 4, total[:, None] + tl.zeros_like(read), is_other)
+
+
+@triton.jit
+def join_parts(
+    OUT, here, rank, used,
+    QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, GJ: tl.constexpr, CLUSTER: tl.constexpr, SINKS, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """`split_attention.put_together` for parts of one cluster: each program adds up some numbers of all heads."""
+    EACH: tl.constexpr = DP // CLUSTER
+    STATS: tl.constexpr = CLUSTER * GJ * 8
+    rq, number = tl.arange(0, GJ)[:, None], tl.arange(0, EACH)[None, :]
+    top_at = here + rq * 8 + number * 0
+    peak = tl.full((GJ, EACH), float("-inf"), tl.float32)
+    for part in tl.static_range(CLUSTER):
+        top = tl.where(part < used, pull(top_at + part * GJ * 8), float("-inf"))
+        peak = tl.maximum(peak, top)
+    joined, whole = tl.zeros((GJ, EACH), tl.float32), tl.zeros((GJ, EACH), tl.float32)
+    for part in tl.static_range(CLUSTER):
+        is_part = part < used
+        top = tl.where(is_part, pull(top_at + part * GJ * 8), float("-inf"))
+        weight = tl.exp(top - peak)
+        whole += tl.where(is_part, pull(top_at + part * GJ * 8 + 4), 0.0) * weight
+        its = pull(here + STATS + ((part * GJ + rq) * EACH + number) * 4)
+        joined += tl.where(is_part, its, 0.0) * weight
+    rd = rank * EACH + number
+    is_one = (rq < QUERIES) & (rd < D)
+    if HAS_SINKS:
+        whole += tl.exp(tl.load(SINKS + rq % G + rd * 0, mask=is_one, other=0.0).to(tl.float32) - peak)
+    target = OUT + (rq // G * TOKEN + rq % G * D) + rd
+    tl.store(target, (joined / whole).to(OUT.dtype.element_ty), mask=is_one)
+
+
+@triton.jit
+def find_parts(ROOM: tl.constexpr):
+    """The address of the memory that `make_room` reserves."""
+    return tl.inline_asm_elementwise(ROOM, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def count_room(cluster: int, queries: int, width: int) -> int:
-    """The bytes of shared memory that a cluster's parts take."""
-    return cluster * queries * (2 + width) * 4
+    """The bytes of shared memory that a cluster's parts take in each of its programs."""
+    return queries * (2 * cluster + width) * 4
 
 
 def make_room(cluster: int, queries: int, width: int) -> str:

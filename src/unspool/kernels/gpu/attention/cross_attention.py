@@ -22,7 +22,7 @@ from unspool.kernels.gpu.attention.split_attention import (
     read_values,
     score_keys,
 )
-from unspool.kernels.gpu.attention.step_attention import LARGEST_BLOCK_BYTES, count_splits, pad_width
+from unspool.kernels.gpu.attention.step_tilings import LARGEST_BLOCK_BYTES, count_splits, pad_width
 from unspool.kernels.gpu.launching import (
     LINE_BYTES,
     ask_for,

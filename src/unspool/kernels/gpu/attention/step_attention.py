@@ -6,15 +6,21 @@ addresses (`key_lookup`) are read on the device: a captured step serves any cach
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention.clusters import announce, combine_parts, count_room, make_room
+from unspool.kernels.gpu.attention.clusters import (
+    announce,
+    await_others,
+    count_room,
+    find_parts,
+    join_parts,
+    make_room,
+    push_part,
+)
 from unspool.kernels.gpu.attention.key_lookup import (
     find_home,
     find_keys,
@@ -25,7 +31,6 @@ from unspool.kernels.gpu.attention.key_lookup import (
     wrap,
 )
 from unspool.kernels.gpu.attention.split_attention import (
-    SMALLEST_DOT,
     HeadShape,
     Launch,
     SplitAttention,
@@ -34,41 +39,19 @@ from unspool.kernels.gpu.attention.split_attention import (
     read_values,
     score_keys,
 )
+from unspool.kernels.gpu.attention.step_tilings import (
+    AttentionTiling,
+    choose_tiling,
+    count_splits,
+    fit_memory,
+    pad_width,
+)
 from unspool.kernels.gpu.launching import LINE_BYTES, ask_for, can_overlap, let_next_start, wait_for_input
 from unspool.kernels.key_layout import KeyLayout
 
-MOST_SPLITS: Final = 32
 ASKED: Final = 256  # keys: up to this many per program are prefetched before its queries are ready
 CLUSTER_KEYS: Final = 128  # up to so many for each of its programs, a cluster has all keys
-NARROW: Final = 64  # numbers per head
-WIDEST: Final = 128  # numbers per head
-FEW_HEADS: Final = 16
-LARGEST_ROOM: Final = 8448  # bytes for a cluster's parts: together with tiles below what need not be asked for
-LARGEST_BLOCK_BYTES: Final = 32_768  # of keys; there are as many of values
-USUAL_SHARED_BYTES: Final = 98_304  # if the GPU does not report its limit per program
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTiling:
-    """How keys are split: keys per tile, the fewest keys per program, and the number of programs."""
-
-    block: int
-    chunk: int
-    programs: int
-    warps: int
-    stages: int
-    registers: int | None = None  # the most per thread: fewer leave room for other kernels beside this one
-    cluster: int = 1  # neighbouring programs that combine their parts in shared memory, if these have all keys
-
-
-# Measured inside whole passes (`benchmarks/gpu_attention.py`): a program that takes much shared memory keeps the next
-# kernel's out, which a measurement of attention alone doesn't show.
-ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
-ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B: some 5 % of a step
-ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
-ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 8, 2, 96)  # of 80 numbers (Phi-2): 1 % of a step
-SEVERAL_ROWS: Final = AttentionTiling(64, 128, 256, 4, 2)
-SEVERAL_ROWS_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 3)
+LARGEST_ROOM: Final = 8704  # bytes for a cluster's parts: together with tiles below what need not be asked for
 
 
 @triton.jit
@@ -128,6 +111,9 @@ def _attend(
         few = tl.maximum(tl.cdiv(tl.cdiv(num_keys, CLUSTER), BLOCK) * BLOCK, smallest_chunk)
         chunk = tl.where(num_keys <= CLUSTER * CLUSTER_KEYS, few, chunk)
     used = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+    parts_at, is_joined = 0, False
+    if CLUSTER > 1:
+        parts_at, is_joined = find_parts(ROOM), (length >= 0) & (used > 1) & (used <= CLUSTER)
     begin = first + split * chunk
     end = tl.minimum(begin + chunk, length)
     if BRANCHES == 0:  # a few keys can be prefetched while the queries are still computed
@@ -242,7 +228,7 @@ def _attend(
                 scores += _load_biases(SLOPES, head * G + rg, is_head, length - place, is_key, DISTANCES)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest, total, read = read_values(scores, v, highest, total, read, IS_EAGER or (HAS_WINDOW and PAGE > 0))
-        # --- the new key, which the last part sees and writes
+        # --- the new key, which the last part sees
         if split == used - 1:
             score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
             score = tl.reshape(tl.broadcast_to(score[None, :], (GP // GJ, GJ)), (GP,))
@@ -258,6 +244,20 @@ def _attend(
             total = total * fade + weight
             read = read * fade[:, None] + weight[:, None] * v_new.to(tl.float32)[None, :]
             highest = higher
+        # --- combining the parts
+        if is_joined:
+            if CLUSTER > 1:
+                await_others()  # until all have begun
+                push_part(read, highest, total, parts_at, split, G, GP, DP, GJ, CLUSTER)
+                announce(False)
+        else:
+            put_together(
+                read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
+                row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
+                SINKS + head * G, HAS_SINKS,
+            )  # fmt: skip
+        # --- and writes: only now, because who announces its part waits for what it has written elsewhere
+        if split == used - 1:
             home = find_home(BASE, TABLE, own, layer, num_layers, UNIT, IS_AWAY)
             into, _ = find_new(
                 row, wrap(length, room, IS_RING), length >= 0, home, apart, num_shared, listed, POSITION, PAGE
@@ -265,19 +265,15 @@ def _attend(
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
-        # --- combining the parts
-        if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
-            if (used > 1) & (used <= CLUSTER):
-                combine_parts(
-                    read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, split, used,
-                    G, G, HEADS * D, D, GP, DP, GJ, CLUSTER, ROOM, SINKS + head * G, HAS_SINKS,
-                )  # fmt: skip
-                used = 0
-        if used > 0:
-            put_together(
-                read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
-                row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
-                SINKS + head * G, HAS_SINKS,
+    if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
+        if is_joined & (split < CLUSTER):
+            if split >= used:
+                await_others()
+                announce(False)
+            await_others()
+            join_parts(
+                OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, parts_at, split, used,
+                G, G, HEADS * D, D, DP, GJ, CLUSTER, SINKS + head * G, HAS_SINKS,
             )  # fmt: skip
 
 
@@ -297,7 +293,7 @@ class StepAttention(SplitAttention):
     ) -> None:
         """With `distances`, `slopes` is a table (heads, distances) of biases; the last one is for all greater ones."""
         self._distances = distances
-        self._tiling = tiling or _choose_tiling(rows, shape)
+        self._tiling = tiling or choose_tiling(rows, shape)
         splits = count_splits(self._tiling.programs // (rows * shape.kv_heads))
         super().__init__(rows, shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
@@ -313,7 +309,7 @@ class StepAttention(SplitAttention):
             "PAGE": layout.block_size,
             "IS_RING": layout.is_ring,
             "IS_AWAY": layout.is_away,
-            "IS_EAGER": self._is_eager(layout),
+            "IS_EAGER": self._tiling.is_eager and not layout.branches and not layout.is_away,
             "DISTANCES": self._distances,
             "CLUSTER": cluster,
             "CLUSTER_KEYS": CLUSTER_KEYS,
@@ -334,55 +330,3 @@ class StepAttention(SplitAttention):
             return 1
         cluster = min(self._tiling.cluster, self.splits)
         return cluster if count_room(cluster, self._joined, self._width) <= LARGEST_ROOM else 1
-
-    def _is_eager(self, layout: KeyLayout) -> bool:
-        """Whether the first keys are loaded before the queries are there.
-
-        Measured on an H200: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
-        """
-        shape = self._shape
-        is_fit = shape.heads == shape.kv_heads and NARROW < self._width <= WIDEST
-        return is_fit and self._rows == 1 and not layout.branches and not layout.is_away
-
-
-def count_splits(wanted: int) -> int:
-    """The number of programs that share a row's keys: a power of two."""
-    return min(MOST_SPLITS, 1 << (max(1, wanted).bit_length() - 1))
-
-
-def pad_width(shape: HeadShape) -> int:
-    """A head's width, padded to a power of two as a kernel's tile needs it."""
-    return int(max(SMALLEST_DOT, triton.next_power_of_2(shape.width)))
-
-
-def _choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
-    """The best tiling measured on an H200."""
-    if rows == 1:
-        if shape.kv_heads == shape.heads and NARROW < shape.width < WIDEST:
-            return ONE_ROW_OF_LONE_HEADS
-        is_few = shape.kv_heads < shape.heads <= FEW_HEADS and NARROW < shape.width <= WIDEST
-        if shape.width <= NARROW:
-            return ONE_ROW_OF_NARROW_HEADS
-        return ONE_ROW_OF_FEW_HEADS if is_few else ONE_ROW
-    return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
-
-
-def fit_memory(tiling: AttentionTiling, head_bytes: int, layout: KeyLayout) -> tuple[int, int]:
-    """Keys per tile and the number of tiles in flight that fit into shared memory.
-
-    A tile is part of one block of a paged cache, whose index is loaded first: Triton then counts stages twice.
-    """
-    block, stages = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // head_bytes)), tiling.stages
-    if layout.block_size:
-        block = min(block, layout.block_size)
-    stages = max(1, min(stages, _find_shared_bytes() // (2 * block * head_bytes)))
-    return block, 2 * stages - 1 if layout.block_size else stages
-
-
-@cache
-def _find_shared_bytes() -> int:
-    """Shared memory for keys and values in flight, with some left for the rest."""
-    if not torch.cuda.is_available():
-        return USUAL_SHARED_BYTES
-    properties = torch.cuda.get_device_properties()
-    return int(getattr(properties, "shared_memory_per_block_optin", USUAL_SHARED_BYTES) * 7 // 8)

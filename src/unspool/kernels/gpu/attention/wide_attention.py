@@ -22,7 +22,7 @@ from unspool.kernels.gpu.attention.split_attention import (
     read_values,
     score_keys,
 )
-from unspool.kernels.gpu.attention.step_attention import SEVERAL_ROWS, count_splits, fit_memory, pad_width
+from unspool.kernels.gpu.attention.step_tilings import SEVERAL_ROWS, count_splits, fit_memory, pad_width
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.key_layout import KeyLayout
 
