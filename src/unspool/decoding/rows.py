@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -12,19 +10,11 @@ import torch.nn.functional as F
 from unspool.decoding.host_history import HostHistory
 from unspool.decoding.prompts import Prompts, fill_right
 from unspool.decoding.randomness import Uniforms, draw_uniform
+from unspool.decoding.token_table import CHUNK, LateColumn, MovedColumn, TokenTable, enter
 from unspool.kernels.sending import Fetched, send
 from unspool.protocols import TokenLog
 
-CHUNK = 64  # columns by which tables grow
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """A column that rows got after each had gone on from another row."""
-
-    tokens: torch.Tensor  # (rows, 1)
-    sources: torch.Tensor  # (rows,)
 
 
 class Rows:
@@ -42,12 +32,9 @@ class Rows:
         self.offsets = [prompts.width - length for length in prompts.lengths]
         self.pad_token_id = pad_token_id
         self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
-        self._table = _unpad(prompts, self.offsets, pad_token_id)  # (rows, room); `_tokens` has all of it
+        self._table = TokenTable(_unpad(prompts, self.offsets, pad_token_id), pad_token_id)
         self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with
         self._view: torch.Tensor | None = None  # (rows, room): the history, if it is not the table itself
-        # Columns of all rows that nobody has asked for yet, and after them steps that a device has in its log.
-        self._columns_late: list[torch.Tensor | list[int] | _Moved] = []
-        self._log: tuple[TokenLog, int, int] | None = None  # the number of the last one, and how many they are
         self._on_host = HostHistory()  # of rows on a device
         self._hides_padding = prompts.hides_padding
         self._columns: list[int] = []
@@ -68,8 +55,8 @@ class Rows:
         lengths = self.lengths
         counts = [length - n for length, n in zip(lengths, held, strict=True)]
         num_new = max(counts)
-        if num_new == 1 and self._late and min(counts) == 1:
-            return self._read_late(-1), counts
+        if num_new == 1 and self._table.num_late and min(counts) == 1:
+            return self._table.read_late(-1), counts
         if min(counts) == num_new and min(lengths) == max(lengths):
             return self._tokens[:, lengths[0] - num_new : lengths[0]], counts
         if not any(held):
@@ -83,95 +70,56 @@ class Rows:
         # If no token could be chosen one that can be read stands in: the call ends when that is seen.
         tokens = tokens.clamp(min=0)
         if self._view is not None:
-            self._view = _enter(self._view, tokens, self.ends, self.pad_token_id)
+            self._view = enter(self._view, tokens, self.ends, self.pad_token_id)
         if counts is None and num_new == 1:
-            if len(self._late) == CHUNK:
-                self._enter_late()
-            self._late.append(tokens)
-            self.lengths = [length + 1 for length in self.lengths]
+            if self._table.num_late == CHUNK:
+                self._table.enter_late(self.lengths)
+            self._add_late(tokens)
             return
-        self._enter_late()
-        self._table = _enter(self._table, tokens, self.lengths, self.pad_token_id)
+        self._table.write(tokens, self.lengths)
         added = counts if counts is not None else [num_new] * len(self)
         self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
 
     def append_logged(self, log: TokenLog) -> None:
         """Add the token that the last step of a log chose for each row, without a look at it."""
-        last, count = log.num_logged, 0
-        if self._log is not None and self._log[:2] == (log, last - 1) and self._log[2] + 2 < log.most_logged:
-            count = self._log[2]  # one more step may be taken before the log is read
-        elif len(self._late) >= CHUNK:
-            self._enter_late()
-        self._log = (log, last, count + 1)
+        self._table.wait_for_log(log, self.lengths)
         self._view = None  # made anew for whoever looks
         self.lengths = [length + 1 for length in self.lengths]
 
-    @property
-    def _late(self) -> list[torch.Tensor | list[int] | _Moved]:
-        """The columns that wait to be entered, those of a log among them."""
-        if self._log is not None:
-            (log, last, count), self._log = self._log, None
-            self._columns_late += log.read_log(last, count).clamp(min=0)[:, :, None].unbind(1)
-        return self._columns_late
-
     def append_steps(self, tokens: torch.Tensor) -> None:
         """Add what several steps chose, (steps, rows)."""
-        if self._view is not None or len(self._late) + len(tokens) > CHUNK:
+        if self._view is not None or self._table.num_late + len(tokens) > CHUNK:
             self.append(tokens.t())
             return
-        self._late.extend(tokens.clamp(min=0)[:, :, None].unbind())
-        self.lengths = [length + len(tokens) for length in self.lengths]
+        self._add_late(*tokens.clamp(min=0)[:, :, None].unbind())
 
     @property
     def newest(self) -> torch.Tensor | None:
         """The column (rows, 1) that was appended last; None if rows have moved since, or it is on the host."""
-        newest = self._late[-1] if self._late else None
-        newest = newest.tokens if isinstance(newest, _Moved) else newest
-        return newest if isinstance(newest, torch.Tensor) else None
+        return self._table.newest
 
     def append_late(self, tokens: list[int]) -> None:
         """Add a token to each row, on the host: it is sent once somebody looks at it."""
         if self._view is not None:
             self.append(send(tokens, self.device)[:, None])
             return
-        self._late.append(tokens)
-        self.lengths = [length + 1 for length in self.lengths]
+        self._add_late(tokens)
 
     def append_moved(self, tokens: torch.Tensor, sources: torch.Tensor) -> None:
         """Let every row go on from the row `sources[row]`, and add the tokens (rows,); the host knows neither."""
         column = tokens[:, None]
         if self._view is not None:
-            self._view = _enter(self._view.index_select(0, sources), column, self.ends, self.pad_token_id)
+            self._view = enter(self._view.index_select(0, sources), column, self.ends, self.pad_token_id)
         self._on_host.forget()
-        self._late.append(_Moved(column, sources))
-        self.lengths = [length + 1 for length in self.lengths]
+        self._add_late(MovedColumn(column, sources))
 
-    def _read_late(self, place: int) -> torch.Tensor:
-        late = self._late[place]
-        if isinstance(late, _Moved):
-            return late.tokens
-        if isinstance(late, list):
-            late = self._late[place] = send(late, self.device)[:, None]
-        return late  # (rows, 1)
-
-    def _enter_late(self) -> None:
-        """Enter the columns that wait, together as far as rows did not move between them."""
-        moves = [place for place, late in enumerate(self._late) if isinstance(late, _Moved)]
-        edges = [0, *(place for place in moves if place), len(self._late)] if self._late else []
-        for first, stop in pairwise(edges):
-            opening = self._late[first]
-            if isinstance(opening, _Moved):
-                self._table = self._table.index_select(0, opening.sources)
-            columns = [self._read_late(place) for place in range(first, stop)]
-            tokens = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
-            starts = [length - len(self._late) + first for length in self.lengths]
-            self._table = _enter(self._table, tokens, starts, self.pad_token_id)
-        self._columns_late = []
+    def _add_late(self, *columns: LateColumn) -> None:
+        self._table.wait(*columns)
+        self.lengths = [length + len(columns) for length in self.lengths]
 
     @property
     def _tokens(self) -> torch.Tensor:
-        self._enter_late()
-        return self._table
+        return self._table.read(self.lengths)
 
     def tokens_from(self, place: int, first: int) -> list[int]:
         """A row's tokens from a position on, if the row has them as ids."""
@@ -180,8 +128,8 @@ class Rows:
 
     def last_tokens(self) -> list[int]:
         """Every row's last token."""
-        late = self._late[-1] if self._late else None
-        if isinstance(late, list):
+        late = self._table.newest_on_host
+        if late is not None:
             return late
         held = [length - 1 for length in self.lengths]
         tokens: list[int] = self.unread(held)[0][:, 0].tolist()
@@ -189,8 +137,7 @@ class Rows:
 
     def drop(self, count: int) -> None:
         """Take each row's last `count` tokens away again; rows that moved after a column that still waits move back."""
-        if self._view is None and count <= len(self._late) and isinstance(self._late[-1], _Moved):
-            del self._late[len(self._late) - count :]
+        if self._view is None and self._table.take_back(count):
             self.lengths = [length - count for length in self.lengths]
             return
         self.rewind([length - count for length in self.lengths])
@@ -198,7 +145,7 @@ class Rows:
     def rewind(self, lengths: Sequence[int]) -> None:
         """Take tokens back: rows get the given lengths, which are not above those they have."""
         assert all(new <= held for new, held in zip(lengths, self.lengths, strict=True))
-        self._enter_late()
+        self._table.enter_late(self.lengths)
         self.lengths = list(lengths)
         self._on_host.cut(min(self.ends))
 
@@ -293,7 +240,7 @@ class Rows:
 
     def _move(self, index: Sequence[int], chosen: torch.Tensor) -> None:
         self._on_host.select(index)
-        self._table = self._tokens.index_select(0, chosen)
+        self._table.select(chosen, self.lengths)
         if self._view is not None:
             self._view = self._view.index_select(0, chosen)
 
@@ -317,7 +264,8 @@ class Rows:
         shifts = (max(end, other_end) - end, max(end, other_end) - other_end)
         tables = [self._tokens, other._tokens.to(self.device)]
         room = max(table.shape[1] for table in tables)
-        self._table = torch.cat([F.pad(one, (0, room - one.shape[1]), value=self.pad_token_id) for one in tables])
+        joined = torch.cat([F.pad(one, (0, room - one.shape[1]), value=self.pad_token_id) for one in tables])
+        self._table = TokenTable(joined, self.pad_token_id)
         self._given = self._view = None
         self._on_host.forget()
         self.offsets = [one + shifts[0] for one in self.offsets] + [one + shifts[1] for one in other.offsets]
@@ -348,15 +296,3 @@ def _unpad(prompts: Prompts, offsets: Sequence[int], pad_token_id: int) -> torch
     if not prompts.width:
         return prompts.ids.new_full((prompts.num_rows, max(prompts.lengths)), pad_token_id)
     return fill_right(prompts.ids, offsets, prompts.lengths)
-
-
-def _enter(table: torch.Tensor, tokens: torch.Tensor, starts: Sequence[int], fill: int) -> torch.Tensor:
-    """Write tokens (rows, new) into each row from its start on, in place or into a table that has grown."""
-    num_new, room, stop = tokens.shape[1], table.shape[1], max(starts) + tokens.shape[1]
-    if stop > room:
-        table = F.pad(table, (0, stop + CHUNK - room), value=fill)
-    if min(starts) == max(starts):
-        table[:, starts[0] : starts[0] + num_new] = tokens
-        return table
-    column = send(starts, table.device)[:, None] + torch.arange(num_new, device=table.device)
-    return table.scatter_(1, column, tokens)

@@ -101,8 +101,8 @@ static void pack_bytes(const uint8_t *bytes, int32_t count, uint32_t *words) {
     memset(words, 0, sizeof *words * (size_t)((count + 31) / 32));
     int32_t i = 0;
     for (; i + 8 <= count; i += 8) {
-        uint64_t eight = 0;
-        for (int32_t k = 0; k < 8; k++) eight |= (uint64_t)bytes[i + k] << 8 * k; /* one load, which the compiler knows */
+        uint64_t eight; /* the first byte is the lowest, on all processors that the library is built for */
+        memcpy(&eight, bytes + i, sizeof eight);
         words[i / 32] |= (uint32_t)(eight * 0x0102040810204080u >> 56) << i % 32;
     }
     for (; i < count; i++) words[i / 32] |= (uint32_t)bytes[i] << i % 32;
