@@ -183,9 +183,7 @@ def multiply_rows(
     if tiling.is_early:
         around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
         if isinstance(weight, Words):
-            from unspool.kernels.gpu.products.early_words import (
-                multiply_early_words,
-            )  # Gluon is not part of every Triton
+            from unspool.kernels.gpu.products.early_words import multiply_early_words  # Gluon: not in every Triton
 
             tile = (tiling.rows, tiling.warps, tiling.stages)
             multiply_early_words(weight, x, out, tile, tiling.splits, order=order, **around)

@@ -43,12 +43,11 @@ def choose_rows_tiling(
     outputs //= 2 if is_gated else 1
     if kind is None:
         return _choose_plain(outputs, inputs, num_rows, is_gated=is_gated, is_split=is_split)
-    if _SOME < num_rows <= _MANY and _starts_early() and inputs % _WIDTH == 0 and outputs % _WIDTH == 0:
+    is_whole = inputs % _WIDTH == 0 and outputs % _WIDTH == 0
+    if kind != "int4" and _SOME < num_rows <= _MANY and is_whole and _starts_early():
         return _choose_early_words(outputs, inputs, num_rows, kind, is_gated=is_gated, is_split=is_split)
     rows = min(_MANY, max(_SOME, 1 << (num_rows - 1).bit_length()))
-    # Triton waits for the first of two products only. With this many rows Hopper's tensor cores still read a thread's
-    # registers for the second one when the next tile is unpacked into them: steps of 64 rows were wrong.
-    if num_rows > _MANY or (is_gated and rows > _SOME and is_hopper()):
+    if num_rows > _MANY:
         rows = 2 * _MANY
     tile = _choose_tile(outputs, rows, kind, is_gated=is_gated, is_split=is_split)
     splits = _count_splits(outputs, inputs, num_rows, rows, tile) if is_split else 1
@@ -58,17 +57,16 @@ def choose_rows_tiling(
 def _choose_early_words(
     outputs: int, inputs: int, num_rows: int, kind: WordKind, *, is_gated: bool, is_split: bool
 ) -> RowsTiling:
-    """The tiling of words that are on their way before the rows are there (`early_words`)."""
+    """The tiling of 8-bit words that are on their way before the rows are there (`early_words`)."""
     rows, warps, stages = 1 << (num_rows - 1).bit_length(), 8, 4 if is_gated or outputs >= _WIDE else 5
-    if kind == "int8":  # 6.7 against 6.9 ms a step of 8B and 64 rows; int4 and fp8 are slower so
+    if kind == "int8":  # 6.7 against 6.9 ms a step of 8B and 64 rows; fp8 is slower so
         warps, stages = (4, 5) if is_gated else (8, 4)
     steps, splits = inputs // _WIDTH, 1
     if is_split and not is_gated:
         splits = _count_splits(outputs, inputs, num_rows, rows, (16 * warps, _WIDTH, warps, stages))
     while -(-steps // -(-steps // splits)) < splits:  # every part has columns
         splits //= 2
-    columns = _WIDTH * (4 if kind == "int4" else 8) // 32
-    return RowsTiling(rows, 16 * warps, columns, splits, warps, stages, is_early=True)
+    return RowsTiling(rows, 16 * warps, _WIDTH // 4, splits, warps, stages, is_early=True)
 
 
 def _choose_tile(outputs: int, rows: int, kind: WordKind, *, is_gated: bool, is_split: bool) -> _Tile:
