@@ -80,7 +80,7 @@ def test_a_gate_that_keeps_the_whole_gpu_busy(kind: str, rows: int) -> None:
     weight = make_words(torch.randn(2 * 14336, 4096, device=DEVICE) * 0.02, kind)
     x = torch.randn(rows, 4096, device=DEVICE).bfloat16()
     tiling = find_rows_tiling(weight, x, is_gated=True)
-    assert tiling is not None and tiling.is_early
+    assert tiling is not None and tiling.is_early is (kind != "int4")  # nibbles have a faster kernel, `rows_product`
     gate, value = F.linear(x.double(), weight.dequantise(torch.float32).double()).chunk(2, 1)
     expected = F.silu(gate) * value
     for _ in range(10):

@@ -171,7 +171,8 @@ REASONS = (
 IN_LITTLE_MEMORY = """
 import pathlib, resource, time
 import unspool.text.chat.budget
-from tests.text.test_chat import HOSTILE, LONG, render
+from tests.text.chats import render
+from tests.text.test_hostile_templates import HOSTILE, LONG
 from unspool.errors import UnspoolError
 taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + (500 << 20),) * 2)

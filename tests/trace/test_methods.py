@@ -22,7 +22,8 @@ from unspool import (
 )
 from unspool.decoding.loop import Emitted
 from unspool.decoding.observer import DraftChecked, Scored
-from unspool.decoding.reader import Reader
+from unspool.decoding.strategies import stretch
+from unspool.decoding.stretching import take_steps
 from unspool.errors import SettingError
 from unspool.trace import Tracer
 from unspool.trace.methods import judge_draft
@@ -315,8 +316,7 @@ def test_steps_are_not_taken_at_once_in_a_trace(monkeypatch: pytest.MonkeyPatch)
     lm = find_lm("llama")
     expected = lm.generate(PROMPT, max_new_tokens=10).token_ids
     calls = []
-    stretch = Reader.stretch
-    monkeypatch.setattr(Reader, "stretch", lambda *given: calls.append(1) or stretch(*given))
+    monkeypatch.setattr(stretch, "take_steps", lambda *given: calls.append(1) or take_steps(*given))
     events = trace(lm)
     assert not calls and [events[-1]["sequences"][0]["ids"]] == expected
     assert "one by one" in events[-1]["stats"]["path_reason"]
