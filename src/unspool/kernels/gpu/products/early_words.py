@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.products.arranging import GROUP
-from unspool.kernels.gpu.products.early_product import activate, let_next_start, wait_for_input
+from unspool.kernels.gpu.products.early_product import let_next_start, wait_for_input, write_products
 from unspool.kernels.gpu.products.unpacking import (
     BYTES,
     FLOATS_HIGH,
@@ -212,20 +212,7 @@ def _multiply_early_words(
         if IS_GATED:
             scale = gl.load(FACTORS.to(gl.pointer_type(gl.float16)) + N + output, mask=is_output, other=0.0)
             other *= scale.to(gl.float32)[:, None]
-    y = total
-    if IS_PART:
-        into_at += split.to(gl.int64) * R * N
-    else:
-        if HAS_BIAS:
-            y += gl.load(BIAS + output, mask=is_output, other=0.0).to(gl.float32)[:, None]
-        y = activate(y, ACT)
-        if IS_GATED:
-            if HAS_BIAS:
-                other += gl.load(BIAS + N + output, mask=is_output, other=0.0).to(gl.float32)[:, None]
-            y *= other
-        if ADDS:
-            y += gl.load(into_at, mask=is_there, other=0.0).to(gl.float32)
-    gl.store(into_at, y.to(OUT.dtype.element_ty), mask=is_there)
+    write_products(into_at, total, other, BIAS, output, is_there, split, R, N, ACT, IS_GATED, ADDS, HAS_BIAS, IS_PART)
 
 
 def multiply_early_words(
