@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import unspool
-from unspool.bench import list_works, make_benchmark
+from unspool.bench import list_scenarios, make_benchmark
 from unspool.bench.floor import count_step_bytes, find_floors, measure_bandwidth
 from unspool.errors import ModelNotFoundError, SettingError
 
@@ -42,7 +42,7 @@ def test_a_model_is_found_before_anything_else() -> None:
         make_benchmark("no/such/folder")
     benchmark = make_benchmark(str(MODELS / "llama"), new=None, only=["beam", "decode"])
     assert benchmark.kind == "folder" and benchmark.location == MODELS / "llama" and benchmark.new == 64
-    assert [work.label for work in list_works(benchmark)] == ["decode ×1", "decode ×8", "beam 4"]
+    assert [scenario.label for scenario in list_scenarios(benchmark)] == ["decode ×1", "decode ×8", "beam 4"]
     assert (benchmark.longest, benchmark.most_rows) == (513, 8)
 
 
@@ -65,7 +65,7 @@ def test_a_step_reads_every_matrix_and_the_keys_in_view(name: str) -> None:
 def test_floors_are_bytes_over_bandwidth() -> None:
     benchmark = make_benchmark(str(MODELS / "llama"), prompt=10, new=20, only=["decode", "prefill"])
     model = unspool.load(MODELS / "llama", device="cpu").model
-    assert find_floors(model, list_works(benchmark), 2e6) == {
+    assert find_floors(model, list_scenarios(benchmark), 2e6) == {
         f"decode ×{rows}": count_step_bytes(model, rows, 20) / 2e3 for rows in (1, 8)
     }
 

@@ -10,12 +10,12 @@ from unspool.bench.benchmark import Benchmark
 from unspool.bench.chart import draw_chart
 from unspool.bench.report import Report, format_table, show_figure, to_json
 from unspool.bench.rounds import Figures
-from unspool.bench.work import list_works
+from unspool.bench.scenarios import list_scenarios
 
 
 def make_report(**changes: object) -> Report:
-    works = list_works(Benchmark("m", Path("m.gguf"), "gguf", only=("decode", "beam", "batch")))
-    one, eight, beam, batch = works
+    scenarios = list_scenarios(Benchmark("m", Path("m.gguf"), "gguf", only=("decode", "beam", "batch")))
+    one, eight, beam, batch = scenarios
     results = {
         ("unspool", one.label): Figures([4.0, 5.0, 4.5], [1, 2, 3, 4]),
         ("unspool", eight.label): Figures([20.0, 22.0], [1, 2, 3, 4]),
@@ -28,7 +28,7 @@ def make_report(**changes: object) -> Report:
     fields = {
         "about": "2026-01-01 · a machine · " + " · ".join(["long words about it"] * 9),
         "engines": {"unspool": "ours, blocks", "other <&>": "theirs, float32"},
-        "works": works,
+        "scenarios": scenarios,
         "results": results,
         "floors": {one.label: 3.0, eight.label: 3.3},
         "bandwidth": 31.25e9,
@@ -57,7 +57,7 @@ def test_table() -> None:
 def test_json_has_all_figures() -> None:
     found = json.loads(to_json(make_report()))
     assert found["bandwidth_bytes_per_second"] == 31.25e9 and list(found["engines"]) == ["unspool", "other <&>"]
-    one, eight, beam, batch = found["works"]
+    one, eight, beam, batch = found["scenarios"]
     assert one["floor"] == 3.0 and beam["floor"] is None
     other = one["engines"]["other <&>"]
     assert other["median"] == 45.0 and other["ratio"] == 10.0 and other["same_tokens"] == 0.5

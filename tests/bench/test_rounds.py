@@ -11,7 +11,7 @@ import pytest
 from unspool.bench.benchmark import Benchmark
 from unspool.bench.engine import Clock, Prompts, Timing
 from unspool.bench.rounds import Figures, run_rounds
-from unspool.bench.work import list_works
+from unspool.bench.scenarios import list_scenarios
 
 
 class FakeEngine:
@@ -45,7 +45,7 @@ def make_benchmark(**asked: Any) -> Benchmark:
 
 
 def run(engines: list[FakeEngine], rounds: int, **asked: Any) -> Any:
-    return run_rounds(engines, list_works(make_benchmark(**asked)), lambda length: [1] * length, rounds)
+    return run_rounds(engines, list_scenarios(make_benchmark(**asked)), lambda length: [1] * length, rounds)
 
 
 def test_engines_take_turns_and_another_begins_each_round() -> None:
@@ -116,9 +116,9 @@ def test_our_own_failure_ends_the_run() -> None:
 
 def test_progress_ends_at_its_total() -> None:
     told: list[tuple[str, int, int]] = []
-    works = list_works(make_benchmark(only=("decode", "beam")))
+    scenarios = list_scenarios(make_benchmark(only=("decode", "beam")))
     engines = [FakeEngine("a", []), FakeEngine("b", [], can=("decode",))]
-    run_rounds(engines, works, lambda length: [1] * length, 2, lambda *each: told.append(each))
+    run_rounds(engines, scenarios, lambda length: [1] * length, 2, lambda *each: told.append(each))
     assert [done for _, done, _ in told] == list(range(1, 19)) and {total for *_, total in told} == {18}
     assert told[0][0] == "decode ×1, warming: a" and told[2][0] == "decode ×1, round 1 of 2: a"
 

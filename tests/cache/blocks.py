@@ -1,6 +1,8 @@
-"""Who holds the blocks of a pool."""
+"""Rows in the blocks of a pool, and who holds them."""
 
 from __future__ import annotations
+
+from tests.cache.plain_cache import Plain
 
 from unspool.cache import BlockPool, PagedCache
 from unspool.cache.paged.pool import NOBODYS
@@ -18,3 +20,10 @@ def count_holders(pool: BlockPool, *caches: PagedCache) -> None:
     assert holders[1:] == [pool.count_users(block) for block in range(1, pool.num_blocks + 1)]
     assert pool.num_free == holders[1:].count(0)
     assert all(not buffer[NOBODYS].any() for buffer in pool.buffers)  # nobody's stays zero
+
+
+def start(pool: BlockPool, lengths: list[int]) -> Plain:
+    """Rows of these lengths in a cache over a pool."""
+    plain = Plain(PagedCache(pool), [[] for _ in lengths])
+    plain.read(max(lengths), lengths)
+    return plain

@@ -27,11 +27,17 @@ def test_table_json_and_chart(cli: Callable[..., Any], tiny: str, tmp_path: Path
     assert "writes what unspool writes for 100% of decode ×1" in ended.out
     assert ended.err == f"wrote {figures}\nwrote {chart}\n"
     found = json.loads(figures.read_text())
-    assert [work["work"] for work in found["works"]] == ["decode ×1", "decode ×8", "prefill 12", "beam 4", "batch 2"]
-    for work in found["works"]:
-        assert list(work["engines"]) == ["unspool", "unspool plain", "transformers"]
-        assert all(each["median"] > 0 and each["same_tokens"] == 1.0 for each in work["engines"].values())
-    assert found["works"][0]["engines"]["unspool"]["num_values"] == 2
+    assert [scenario["scenario"] for scenario in found["scenarios"]] == [
+        "decode ×1",
+        "decode ×8",
+        "prefill 12",
+        "beam 4",
+        "batch 2",
+    ]
+    for scenario in found["scenarios"]:
+        assert list(scenario["engines"]) == ["unspool", "unspool plain", "transformers"]
+        assert all(each["median"] > 0 and each["same_tokens"] == 1.0 for each in scenario["engines"].values())
+    assert found["scenarios"][0]["engines"]["unspool"]["num_values"] == 2
     assert ET.fromstring(chart.read_text()).tag.endswith("svg")
 
 

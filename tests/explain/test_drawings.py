@@ -166,11 +166,11 @@ def test_the_svg_shows_the_tree(name: str) -> None:
     groups = [one for one in root.iter(f"{SVG}g") if (one.get("class") or "").startswith("node")]
     assert len(groups) == sum(map(len, tree.steps))
     kinds = [(one.get("class") or "").split()[1] for one in groups]
-    assert kinds.count("best") == len(tree.endings[0].node.path())
+    assert kinds.count("best") == len(tree.returned[0].node.path())
     edges = [one for one in root.iter(f"{SVG}path") if one.get("data-node") is not None]
     assert len(edges) == len(groups)
     texts = ["".join(one.itertext()) for one in root.iter(f"{SVG}text")]
-    assert all(write_number(one.score) in texts for one in tree.endings)
+    assert all(write_number(one.score) in texts for one in tree.returned)
 
 
 def test_boxes_do_not_touch_and_lines_do_not_cross() -> None:
@@ -245,7 +245,7 @@ def test_the_page_tells_what_the_tree_knows(name: str) -> None:
     data = json.loads(next(raw for raw in Page(page).raw if raw.startswith("[{")))
     numbers = [int(number) for number in re.findall(r'<g class="node \w+" data-node="(\d+)"', page)]
     assert sorted(numbers) == list(range(len(data))) and "model: tiny" in page
-    for ending, number in zip(tree.endings, re.findall(r'<tr data-node="(\d+)"', page), strict=True):
+    for ending, number in zip(tree.returned, re.findall(r'<tr data-node="(\d+)"', page), strict=True):
         path, place = [], int(number)
         while place is not None:
             path.append(data[place]["text"])

@@ -29,7 +29,7 @@ def test_a_tree_made_by_hand() -> None:
         [("<end>", False, True, False, [1]), ("e", False, True, False, [2]), ("f", False, False, True, [])],
     ]
     assert [node.text for node in tree.roots] == [" a", " d", "e"]  # the beam that never was is not there
-    first, second = tree.endings
+    first, second = tree.returned
     assert (first.text, first.score, first.reason) == (" a c<end>", -0.5, "eos")
     assert (second.text, second.score, second.reason) == (" a be", -0.75, "length")
     assert [node.text for node in first.node.path()] == [" a", " c", "<end>"]
@@ -43,8 +43,8 @@ def test_the_tree_of_a_search(name: str) -> None:
     output = search(name)
     for prompt in range(3):
         tree = build_tree(output.beam_trace, lambda ids: "".join(f"[{one}]" for one in ids), prompt=prompt)
-        assert [one.rank for one in tree.endings] == [1, 2, 3, 4]
-        for one in tree.endings:
+        assert [one.rank for one in tree.returned] == [1, 2, 3, 4]
+        for one in tree.returned:
             row = output.sequences[prompt * 4 + one.rank - 1, 3:].tolist()
             path = one.node.path()
             assert [node.token for node in path] == row[: len(path)] and all(one.rank in node.ranks for node in path)
@@ -64,8 +64,8 @@ def test_a_token_s_text_is_what_it_adds() -> None:
     for one, token in zip(path, ids[-3:], strict=True):
         object.__setattr__(one, "token", token)  # the three bytes of one character
     tree = build_tree(trace, lambda ids: tokenizer.decode(list(ids)), prompt_ids=ids[:-3])
-    assert tree.endings[0].text == "日"
-    assert [node.text for node in tree.endings[0].node.path()] == ["\ufffd"] * 3
+    assert tree.returned[0].text == "日"
+    assert [node.text for node in tree.returned[0].node.path()] == ["\ufffd"] * 3
 
 
 def test_a_prompt_that_is_not_there() -> None:

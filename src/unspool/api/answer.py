@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
 from unspool.api.again import describe_call, keep_run, start_again
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
+from unspool.api.speaker import Piece, Speaker
 from unspool.api.starting import start
-from unspool.config import GenerationConfig
 from unspool.config.structures import STRUCTURES
-from unspool.decoding.loop import Emitted, LiveBeam
+from unspool.decoding.loop import Emitted
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.grammar.reading import find_readers
@@ -23,42 +23,6 @@ from unspool.outputs import Generation, Stats, TokenLogprob, ToolCall
 from unspool.text import Detokenizer, StopText, Tokenizer
 
 FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constraints": True}
-
-
-class Speaker(Protocol):
-    """What an answer needs from a language model."""
-
-    model: Any
-    tokenizer: Tokenizer | None
-
-    @property
-    def generation_config(self) -> GenerationConfig: ...
-
-    def encode(self, prompt: Any, *, chat: bool = False, tools: Any = None) -> list[list[int]]: ...
-
-
-class Piece(str):
-    """A piece of streamed text, with the row and the tokens that it came from."""
-
-    row: int
-    token_ids: list[int]
-    finish_reason: str | None
-    logprobs: list[TokenLogprob]
-    beams: list[list[LiveBeam]] | None  # every prompt's current beams, with stream(beams="all")
-
-    def __new__(
-        cls,
-        text: str,
-        row: int = 0,
-        token_ids: Sequence[int] = (),
-        finish_reason: str | None = None,
-        logprobs: Sequence[TokenLogprob] = (),
-        beams: list[list[LiveBeam]] | None = None,
-    ) -> Piece:
-        piece = super().__new__(cls, text)
-        piece.row, piece.finish_reason, piece.beams = row, finish_reason, beams
-        piece.token_ids, piece.logprobs = list(token_ids), list(logprobs)
-        return piece
 
 
 class Answer:
@@ -147,7 +111,7 @@ class Answer:
     def as_conversation(self) -> Prefix | None:
         """What the model has read, for a next turn with the same beginning; None if rows have left the cache."""
         held = self.run.cache.find_held(self.run.emitted)
-        return None if held is None else make_conversation(self._lm, *held)  # type: ignore[arg-type]  # the one there is
+        return None if held is None else make_conversation(self._lm, *held)
 
     def _read_prompt(
         self, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any

@@ -12,11 +12,12 @@ from typing import Any, Self
 
 import torch
 
-from unspool.api.answer import Answer, Piece
+from unspool.api.answer import Answer
 from unspool.api.background import ThreadedSteps
 from unspool.api.calls import feed
 from unspool.api.prefix import Prefix, load_prefix, read_prefix
 from unspool.api.prompt import refuse_chat
+from unspool.api.speaker import Piece
 from unspool.api.speech import needs_windows
 from unspool.api.transcribe import Progress, Transcriber, generate_windows, open_sounds, split_options, transcribe
 from unspool.config import GenerationConfig

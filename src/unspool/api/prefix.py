@@ -6,19 +6,16 @@ import copy
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from unspool.api.speaker import Piece, Speaker
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
 from unspool.decoding.reader import Reader
 from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
+from unspool.outputs import Generation
 from unspool.shortage import explain_shortage
-
-if TYPE_CHECKING:
-    from unspool.api.answer import Piece
-    from unspool.api.language_model import LanguageModel
-    from unspool.outputs import Generation
 
 CHUNK = 512  # tokens of a prefix that are read in one pass
 
@@ -32,9 +29,7 @@ class Prefix:
     the prefix's messages. The answer is that of a call with all tokens at once.
     """
 
-    def __init__(
-        self, lm: LanguageModel, token_ids: list[int], cache: Cache, messages: Sequence[Message] | None
-    ) -> None:
+    def __init__(self, lm: Speaker, token_ids: list[int], cache: Cache, messages: Sequence[Message] | None) -> None:
         self._lm = lm
         self.token_ids = token_ids
         self.cache = cache
@@ -137,7 +132,7 @@ class Prefix:
 
 
 @explain_shortage("a prefix was read")
-def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, settings: Mapping[str, Any]) -> Prefix:
+def read_prefix(lm: Speaker, prompt: Any, *, chat: bool, tools: Any, settings: Mapping[str, Any]) -> Prefix:
     """Read a prefix once. It takes `cache_implementation` and `cache_config`, for kinds that grow."""
     kind, config = _read_kind(lm, settings)
     messages: list[Message] | None = None
@@ -164,7 +159,7 @@ def read_prefix(lm: LanguageModel, prompt: Any, *, chat: bool, tools: Any, setti
     return Prefix(lm, ids, cache, messages)
 
 
-def _read_kind(lm: LanguageModel, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _read_kind(lm: Speaker, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     unknown = set(settings) - {"cache_implementation", "cache_config"}
     if unknown:
         raise SettingError(f"a prefix is read, not continued: `{sorted(unknown)[0]}` goes to generate()")
@@ -183,7 +178,7 @@ def _read_kind(lm: LanguageModel, settings: Mapping[str, Any]) -> tuple[str, dic
 
 
 @explain_shortage("a saved prefix was loaded")
-def load_prefix(lm: LanguageModel, path: str | Path) -> Prefix:
+def load_prefix(lm: Speaker, path: str | Path) -> Prefix:
     """Read a file written by `Prefix.save`; raises if it is of another model."""
     saved = load_cache(path, model=lm.model)
     ids, messages = saved.notes.get("token_ids"), saved.notes.get("messages")
@@ -197,7 +192,7 @@ def load_prefix(lm: LanguageModel, path: str | Path) -> Prefix:
     return Prefix(lm, ids, saved.cache, messages if isinstance(messages, list) else None)
 
 
-def make_conversation(lm: LanguageModel, token_ids: list[int], cache: Cache | None) -> Prefix:
+def make_conversation(lm: Speaker, token_ids: list[int], cache: Cache | None) -> Prefix:
     """What a conversation has read so far, for its next turn alone: no copy is made of its keys."""
     prefix = Prefix(lm, token_ids, cache if cache is not None else lm.model.new_cache(), [])
     prefix._is_single_use = True

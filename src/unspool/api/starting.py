@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant
 from unspool.api.healing import heal_prompts
@@ -32,6 +32,14 @@ from unspool.stopping import as_criteria_list
 UNBUILT = {"synced_gpus": "decoding over several GPUs"}
 
 
+class CallObserver(Observer, Protocol):
+    """An observer that is shown the call too."""
+
+    def begin(self, run: Run) -> None:
+        """Called when the call is prepared, before its first pass."""
+        ...
+
+
 def start(
     model: Any,
     inputs: Any = None,
@@ -47,7 +55,7 @@ def start(
     hides_padding: bool = False,
     beams: str | None = None,
     owns_cache: bool = False,
-    observer: Observer | None = None,
+    observer: CallObserver | None = None,
     prefix_ids: Sequence[int] = (),
     assistant_model: Any = None,
     assistant_tokenizer: Any = None,

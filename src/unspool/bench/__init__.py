@@ -13,6 +13,7 @@ from unspool.bench.native import make_native_engines
 from unspool.bench.peers import PEERS, make_peers
 from unspool.bench.report import Report, format_table, to_json
 from unspool.bench.rounds import Figures, run_rounds
+from unspool.bench.scenarios import Scenario, list_scenarios
 from unspool.bench.trace import (
     TraceReport,
     find_prompts,
@@ -24,7 +25,6 @@ from unspool.bench.trace import (
     trace_to_json,
 )
 from unspool.bench.trace_chart import draw_trace
-from unspool.bench.work import Work, list_works
 
 __all__ = [
     "PEERS",
@@ -32,17 +32,17 @@ __all__ = [
     "Benchmark",
     "Figures",
     "Report",
+    "Scenario",
     "TimedEngine",
     "Timing",
     "TraceReport",
-    "Work",
     "draw_chart",
     "draw_trace",
     "find_floors",
     "find_prompts",
     "format_table",
     "format_trace",
-    "list_works",
+    "list_scenarios",
     "make_benchmark",
     "make_native_engines",
     "make_peers",

@@ -1,11 +1,11 @@
-"""The results as a picture: one panel per work, one bar per engine, the floor as a line."""
+"""The results as a picture: one panel per scenario, one bar per engine, the floor as a line."""
 
 from __future__ import annotations
 
 from html import escape
 
 from unspool.bench.report import Report, show_figure
-from unspool.bench.work import Work
+from unspool.bench.scenarios import Scenario
 
 MARGIN, ROW, BAR, GAP, HEADER = 24.0, 24.0, 16.0, 26.0, 56.0
 LABEL_WIDTH, BAR_WIDTH, FIGURE_WIDTH = 150.0, 420.0, 150.0
@@ -26,12 +26,12 @@ _DARK = {"back": "#12161d", "ink": "#e7eaf0", "soft": "#9aa4b2", "own": "#a7a1ff
 def draw_chart(report: Report) -> str:
     """The picture as a self-contained SVG, light or dark as the reader's screen is."""
     panels, y = [], MARGIN + HEADER
-    for work in report.works:
-        drawn, height = _draw_panel(report, work, y)
+    for scenario in report.scenarios:
+        drawn, height = _draw_panel(report, scenario, y)
         panels += drawn
         y += height + GAP
     height = y - GAP + MARGIN
-    title = escape("unspool bench: " + ", ".join(work.label for work in report.works))
+    title = escape("unspool bench: " + ", ".join(scenario.label for scenario in report.scenarios))
     return (
         "\n".join(
             [
@@ -78,24 +78,24 @@ def draw_about(about: str) -> list[str]:
     ]
 
 
-def _draw_panel(report: Report, work: Work, top: float) -> tuple[list[str], float]:
-    """A work's title and bars, and their height."""
-    hint = "more is better" if work.is_rate else "less is better"
+def _draw_panel(report: Report, scenario: Scenario, top: float) -> tuple[list[str], float]:
+    """A scenario's title and bars, and their height."""
+    hint = "more is better" if scenario.is_rate else "less is better"
     parts = [
-        f'<text class="title" x="{MARGIN}" y="{top:.1f}">{escape(work.label)} '
-        f'<tspan class="soft">{escape(work.unit)}, {hint}</tspan></text>'
+        f'<text class="title" x="{MARGIN}" y="{top:.1f}">{escape(scenario.label)} '
+        f'<tspan class="soft">{escape(scenario.unit)}, {hint}</tspan></text>'
     ]
     medians = {
         name: result.median
         for name in report.engines
-        if (result := report.results.get((name, work.label))) is not None and result.median is not None
+        if (result := report.results.get((name, scenario.label))) is not None and result.median is not None
     }
-    scale = BAR_WIDTH / max([*medians.values(), report.floors.get(work.label, 0.0), 1e-9])
+    scale = BAR_WIDTH / max([*medians.values(), report.floors.get(scenario.label, 0.0), 1e-9])
     y, left = top + 12, MARGIN + LABEL_WIDTH
     first = next(iter(report.engines))
     for name, median in medians.items():
         kind = "own" if name == first else "more" if name.startswith("unspool") else "peer"
-        ratio = report.find_ratio(name, work)
+        ratio = report.find_ratio(name, scenario)
         figure = show_figure(median) + ("" if name == first or ratio is None else f" ({ratio:.2f}×)")
         width = max(1.0, median * scale)
         parts += [
@@ -104,12 +104,12 @@ def _draw_panel(report: Report, work: Work, top: float) -> tuple[list[str], floa
             f'<text x="{left + width + 8:.1f}" y="{y + BAR - 3:.1f}">{escape(figure)}</text>',
         ]
         y += ROW
-    floor = report.floors.get(work.label)
+    floor = report.floors.get(scenario.label)
     if floor is not None:
         x = left + floor * scale
         parts += [
             f'<path class="floor" d="M{x:.1f} {top + 8:.1f}V{y:.1f}"><title>memory floor: {show_figure(floor)} '
-            f"{escape(work.unit)}</title></path>",
+            f"{escape(scenario.unit)}</title></path>",
             f'<text class="soft" x="{x + 4:.1f}" y="{y + 8:.1f}">memory floor {show_figure(floor)}</text>',
         ]
         y += 12

@@ -43,7 +43,7 @@ class TimedEngine(Protocol):
     """One way to run the model. The constructor checks that it is possible; `load` reads the weights."""
 
     name: str
-    can: frozenset[str]  # the names of the works that it supports
+    can: frozenset[str]  # the names of the scenarios that it supports
 
     def load(self) -> None:
         """Load the model."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from unspool.bench.work import Work
+from unspool.bench.scenarios import Scenario
 from unspool.models.weights import iterate_tensors
 
 _MEGABYTES: Final = {"cpu": 256, "cuda": 2048}
@@ -67,10 +67,12 @@ def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
     return int(sum(read.values()) + num_rows * seen * per_key)
 
 
-def find_floors(model: Any, works: Sequence[Work], bandwidth: float) -> dict[str, float]:
-    """The minimum milliseconds per step of each work that has steps, by its label."""
+def find_floors(model: Any, scenarios: Sequence[Scenario], bandwidth: float) -> dict[str, float]:
+    """The minimum milliseconds per step of each scenario that has steps, by its label."""
     return {
-        work.label: 1e3 * count_step_bytes(model, work.num_rows, work.prompt + work.num_new // 2) / bandwidth
-        for work in works
-        if work.is_step
+        scenario.label: 1e3
+        * count_step_bytes(model, scenario.num_rows, scenario.prompt + scenario.num_new // 2)
+        / bandwidth
+        for scenario in scenarios
+        if scenario.is_step
     }

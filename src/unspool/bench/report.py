@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unspool.bench.rounds import Figures
-from unspool.bench.work import Work
+from unspool.bench.scenarios import Scenario
 
 FLOOR = "memory floor"
 
@@ -19,38 +19,41 @@ class Report:
 
     about: str  # date, machine, model and sizes, in one line
     engines: Mapping[str, str]  # descriptions by name; ours first
-    works: Sequence[Work]
-    results: Mapping[tuple[str, str], Figures]  # by engine and work
-    floors: Mapping[str, float]  # by work: milliseconds
+    scenarios: Sequence[Scenario]
+    results: Mapping[tuple[str, str], Figures]  # by engine and scenario
+    floors: Mapping[str, float]  # by scenario: milliseconds
     bandwidth: float  # bytes per second
 
-    def find_ratio(self, engine: str, work: Work) -> float | None:
+    def find_ratio(self, engine: str, scenario: Scenario) -> float | None:
         """How many times faster our first engine is; None if there is nothing to compare."""
-        own, other = self._median(next(iter(self.engines)), work), self._median(engine, work)
+        own, other = self._median(next(iter(self.engines)), scenario), self._median(engine, scenario)
         if own is None or other is None or not own or not other:
             return None
-        return own / other if work.is_rate else other / own
+        return own / other if scenario.is_rate else other / own
 
-    def find_agreement(self, engine: str, work: Work) -> float | None:
+    def find_agreement(self, engine: str, scenario: Scenario) -> float | None:
         """The fraction of new tokens, from the first on, in which this engine and our first one agree."""
-        own, other = self.results.get((next(iter(self.engines)), work.label)), self.results.get((engine, work.label))
+        own, other = (
+            self.results.get((next(iter(self.engines)), scenario.label)),
+            self.results.get((engine, scenario.label)),
+        )
         if own is None or other is None or not own.tokens or not other.tokens:
             return None
         pairs = zip(own.tokens, other.tokens, strict=False)
         alike = next((place for place, (mine, theirs) in enumerate(pairs) if mine != theirs), len(own.tokens))
         return alike / len(own.tokens)
 
-    def _median(self, engine: str, work: Work) -> float | None:
-        result = self.results.get((engine, work.label))
+    def _median(self, engine: str, scenario: Scenario) -> float | None:
+        result = self.results.get((engine, scenario.label))
         return None if result is None else result.median
 
 
 def build_rows(report: Report) -> tuple[list[str], list[list[str]]]:
     """The table's heading and its rows, cell by cell."""
-    heading = ["", *(f"{work.label}\n{work.unit}" for work in report.works)]
-    rows = [[name, *(_show_cell(report, name, work) for work in report.works)] for name in report.engines]
+    heading = ["", *(f"{scenario.label}\n{scenario.unit}" for scenario in report.scenarios)]
+    rows = [[name, *(_show_cell(report, name, scenario) for scenario in report.scenarios)] for name in report.engines]
     if report.floors:
-        rows.append([FLOOR, *(_show_floor(report, work) for work in report.works)])
+        rows.append([FLOOR, *(_show_floor(report, scenario) for scenario in report.scenarios)])
     return heading, rows
 
 
@@ -67,7 +70,7 @@ def list_notes(report: Report) -> list[str]:
 def _describe_agreement(report: Report, engine: str) -> str:
     """How far an engine's text equals ours, if both wrote one: different rounding ends in different words."""
     first = next(iter(report.engines))
-    shares = {work.label: report.find_agreement(engine, work) for work in report.works}
+    shares = {scenario.label: report.find_agreement(engine, scenario) for scenario in report.scenarios}
     label, share = next(((label, share) for label, share in shares.items() if share is not None), ("", None))
     if engine == first or share is None:
         return ""
@@ -95,47 +98,54 @@ def _align(cell: str, width: int, column: int) -> str:
 
 def to_json(report: Report) -> str:
     """Everything, as a JSON object."""
-    works = []
-    for work in report.works:
+    scenarios = []
+    for scenario in report.scenarios:
         found: dict[str, Any] = {}
         for engine in report.engines:
-            result = report.results.get((engine, work.label))
+            result = report.results.get((engine, scenario.label))
             if result is None:
                 continue
             found[engine] = {
                 "median": result.median,
                 "tenths": result.spread,
                 "num_values": len(result.values),
-                "ratio": report.find_ratio(engine, work),
-                "same_tokens": report.find_agreement(engine, work),
+                "ratio": report.find_ratio(engine, scenario),
+                "same_tokens": report.find_agreement(engine, scenario),
                 "failure": result.failure,
             }
-        works.append({"work": work.label, "unit": work.unit, "floor": report.floors.get(work.label), "engines": found})
+        scenarios.append(
+            {
+                "scenario": scenario.label,
+                "unit": scenario.unit,
+                "floor": report.floors.get(scenario.label),
+                "engines": found,
+            }
+        )
     whole = {
         "about": report.about,
         "engines": dict(report.engines),
         "bandwidth_bytes_per_second": report.bandwidth,
-        "works": works,
+        "scenarios": scenarios,
     }
     return json.dumps(whole, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
-def _show_cell(report: Report, engine: str, work: Work) -> str:
-    result = report.results.get((engine, work.label))
+def _show_cell(report: Report, engine: str, scenario: Scenario) -> str:
+    result = report.results.get((engine, scenario.label))
     if result is None:
         return "–"
     if result.failure is not None or result.median is None:
         return "failed"
-    ratio = report.find_ratio(engine, work)
+    ratio = report.find_ratio(engine, scenario)
     is_first = engine == next(iter(report.engines))
     return show_figure(result.median) + ("" if is_first or ratio is None else f" ({ratio:.2f}×)")
 
 
-def _show_floor(report: Report, work: Work) -> str:
-    floor = report.floors.get(work.label)
+def _show_floor(report: Report, scenario: Scenario) -> str:
+    floor = report.floors.get(scenario.label)
     if floor is None:
         return ""
-    own = report.results[next(iter(report.engines)), work.label].median
+    own = report.results[next(iter(report.engines)), scenario.label].median
     return show_figure(floor) + (f" ({floor / own:.0%})" if own else "")
 
 

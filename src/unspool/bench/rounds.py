@@ -1,4 +1,4 @@
-"""The measurement: every engine runs once in every round of every work, so that a slow minute affects all of them."""
+"""The measurement: every engine runs once in every round of every scenario: a slow minute affects all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unspool.bench.engine import Prompts, TimedEngine, Timing
-from unspool.bench.work import Work, count_calls
+from unspool.bench.scenarios import Scenario, count_calls
 
 Progress = Callable[[str, int, int], None]
 _WARM_TOKENS = 3  # of the call before the first round
@@ -15,7 +15,7 @@ _WARM_TOKENS = 3  # of the call before the first round
 
 @dataclass(slots=True)
 class Figures:
-    """An engine's figures of one work."""
+    """An engine's figures of one scenario."""
 
     values: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # the first row's, of the last round
@@ -37,32 +37,34 @@ class Figures:
 
 def run_rounds(
     engines: Sequence[TimedEngine],
-    works: Sequence[Work],
+    scenarios: Sequence[Scenario],
     prompt_of: Callable[[int], list[int]],
     rounds: int,
     progress: Progress | None = None,
 ) -> dict[tuple[str, str], Figures]:
-    """Every engine's result of every work that it does, by the engine's name and the work's label.
+    """Every engine's result of every scenario that it does, by the engine's name and the scenario's label.
 
-    An engine that fails in a work is left out of the rest of it, and its error is recorded: the others' figures are
+    An engine that fails in a scenario is left out of the rest of it, and its error is recorded: the others' figures are
     kept. Ours comes first and may not fail.
     """
-    total, done = count_calls(works, len(engines), rounds), 0
+    total, done = count_calls(scenarios, len(engines), rounds), 0
     results: dict[tuple[str, str], Figures] = {}
-    for work in works:
-        prompts = [prompt_of(work.prompt)] * work.num_rows
-        able = [engine for engine in engines if work.name in engine.can]
+    for scenario in scenarios:
+        prompts = [prompt_of(scenario.prompt)] * scenario.num_rows
+        able = [engine for engine in engines if scenario.name in engine.can]
         for engine in able:
-            results[engine.name, work.label] = Figures()
+            results[engine.name, scenario.label] = Figures()
         for number in range(-1, rounds):  # round -1 warms them
             for engine in _rotate(engines, max(0, number)):
                 done += 1
                 if progress is not None:
                     which = "warming" if number < 0 else f"round {number + 1} of {rounds}"
-                    progress(f"{work.label}, {which}: {engine.name}", done, total)
-                result = results.get((engine.name, work.label))
+                    progress(f"{scenario.label}, {which}: {engine.name}", done, total)
+                result = results.get((engine.name, scenario.label))
                 if result is not None and result.failure is None:
-                    _take_turn(engine, work, prompts, result, is_warming=number < 0, may_fail=engine is not engines[0])
+                    _take_turn(
+                        engine, scenario, prompts, result, is_warming=number < 0, may_fail=engine is not engines[0]
+                    )
     return results
 
 
@@ -73,12 +75,12 @@ def _rotate(engines: Sequence[TimedEngine], number: int) -> list[TimedEngine]:
 
 
 def _take_turn(
-    engine: TimedEngine, work: Work, prompts: Prompts, result: Figures, *, is_warming: bool, may_fail: bool
+    engine: TimedEngine, scenario: Scenario, prompts: Prompts, result: Figures, *, is_warming: bool, may_fail: bool
 ) -> None:
-    num_new = min(work.num_new, _WARM_TOKENS) if is_warming else work.num_new
+    num_new = min(scenario.num_new, _WARM_TOKENS) if is_warming else scenario.num_new
     try:
-        timing = engine.generate(prompts, num_new, num_beams=work.num_beams)
-        _check(timing, work, num_new)
+        timing = engine.generate(prompts, num_new, num_beams=scenario.num_beams)
+        _check(timing, scenario, num_new)
     except Exception as error:
         if not may_fail:
             raise
@@ -86,12 +88,14 @@ def _take_turn(
         result.values.clear()
         return
     if not is_warming:
-        result.values += work.read(timing)
+        result.values += scenario.read(timing)
         result.tokens = timing.tokens[0]
 
 
-def _check(timing: Timing, work: Work, num_new: int) -> None:
+def _check(timing: Timing, scenario: Scenario, num_new: int) -> None:
     """Raise if a call generated fewer tokens than asked: its time would not be comparable."""
     counts = [len(row) for row in timing.tokens]
-    if counts != [num_new] * work.num_rows or not timing.ends:
-        raise RuntimeError(f"{num_new} new tokens were asked of each of {work.num_rows} rows, and {counts[:8]} came")
+    if counts != [num_new] * scenario.num_rows or not timing.ends:
+        raise RuntimeError(
+            f"{num_new} new tokens were asked of each of {scenario.num_rows} rows, and {counts[:8]} came"
+        )

@@ -189,7 +189,7 @@ _GREEDY: Final[dict[str, Any]] = {"do_sample": False, "eos_token_id": None}
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TraceFigures:
     """What a way of serving a trace comes to."""
 
     tokens_per_second: float
@@ -199,12 +199,12 @@ class Figures:
     seconds: float  # of the whole trace
 
 
-def find_figures(served: Sequence[ServedRequest]) -> Figures:
+def find_figures(served: Sequence[ServedRequest]) -> TraceFigures:
     """The figures of requests that were served."""
     firsts = sorted(one.first - one.arrived for one in served)
     between = [1e3 * (one.ended - one.first) / (one.new - 1) for one in served if one.new > 1]
     seconds = max(one.ended for one in served) - min(one.arrived for one in served)
-    return Figures(
+    return TraceFigures(
         sum(one.new for one in served) / seconds,
         statistics.median(firsts),
         firsts[min(len(firsts) - 1, len(firsts) * 9 // 10)],

@@ -16,8 +16,8 @@ from unspool.cache.span import Span
 from unspool.cache.stores.memory import join
 from unspool.errors import SettingError, UnsupportedError
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values (rows, heads, positions, width)
-LegacyCache = tuple[Pair, ...]
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # keys and values (rows, heads, positions, width)
+LegacyCache = tuple[KeysAndValues, ...]
 
 
 class ReferenceSurface(ABC):
@@ -37,13 +37,13 @@ class ReferenceSurface(ABC):
     def _open_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         """Check that so many rows fit, and make room for every row from its start to its stop."""
 
-    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> Pair:
+    def _append(self, layer: int, span: Span, kv: torch.Tensor) -> KeysAndValues:
         """Store `kv` (rows, new, 2, heads, width) in one layer; return the keys and values that `update` returns."""
         raise UnsupportedError(
             f"a {type(self).__name__} is written by unspool's own models; use merge() for a plain one"
         )
 
-    def _show(self, layer: int) -> Pair:
+    def _show(self, layer: int) -> KeysAndValues:
         """A layer's keys and values as they are held."""
         raise UnsupportedError(f"a {type(self).__name__} can't show its keys layer by layer")
 
@@ -59,7 +59,7 @@ class ReferenceSurface(ABC):
         layer_idx: int,
         cache_kwargs: dict[str, Any] | None = None,
         **__: Any,  # what transformers' models say about their attention
-    ) -> Pair:
+    ) -> KeysAndValues:
         """Append keys and values (rows, heads, new, width) to one layer; return all of that layer's."""
         if type(self)._append is ReferenceSurface._append:
             raise UnsupportedError(
@@ -155,13 +155,13 @@ class ReferenceSurface(ABC):
             return limit - new_seq_length
         return held
 
-    def __getitem__(self, layer_idx: int) -> Pair:
+    def __getitem__(self, layer_idx: int) -> KeysAndValues:
         """A layer's keys and values: (rows, heads, positions, width)."""
         if not 0 <= layer_idx < len(self):
             raise KeyError(f"the cache has {len(self)} layers; layer {layer_idx} was asked for")
         return self._show(layer_idx)
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[KeysAndValues]:
         return (self[layer] for layer in range(len(self)))
 
     @property
@@ -213,7 +213,7 @@ class GrowingSurface(ReferenceSurface):
                 "keep the cache itself, or read its tensors layer by layer (cache[layer])"
             )
 
-    def _take_legacy(self, past_key_values: Iterable[Pair] | None) -> Self:
+    def _take_legacy(self, past_key_values: Iterable[KeysAndValues] | None) -> Self:
         for layer, (keys, values) in enumerate(past_key_values or ()):
             self.update(keys, values, layer)
         return self

@@ -72,8 +72,8 @@ def build_parser() -> Parser:
     )
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU if there is one]")
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads of every engine. [the physical cores]")
-    group = parser.add_argument_group("work")
-    group.add_argument("--only", metavar="WORK", nargs="+", help="decode, prefill, beam, batch. [all]")
+    group = parser.add_argument_group("scenarios")
+    group.add_argument("--only", metavar="SCENARIO", nargs="+", help="decode, prefill, beam, batch. [all]")
     group.add_argument("--new", metavar="N", type=int, help="New tokens per row. [64]")
     group.add_argument("--prompt", metavar="N", type=int, help="Prompt tokens before them. [64]")
     group.add_argument("--prefill", metavar="N", type=int, help="Prompt tokens whose reading is measured. [512]")
@@ -182,7 +182,7 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     from unspool.bench import (
         Report,
         find_floors,
-        list_works,
+        list_scenarios,
         make_benchmark,
         make_native_engines,
         make_peers,
@@ -198,17 +198,17 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     for engine in engines:
         line.show(f"loading {engine.name} …")
         engine.load()
-    works = list_works(benchmark)
+    scenarios = list_scenarios(benchmark)
     tokens = _make_prompt(benchmark, own[0])
     line.show("measuring the memory …")
     bandwidth = measure_bandwidth(own[0].lm.device)
-    results = run_rounds(engines, works, lambda length: tokens[:length], benchmark.rounds, line.show_bar)
+    results = run_rounds(engines, scenarios, lambda length: tokens[:length], benchmark.rounds, line.show_bar)
     return Report(
         about=_describe_run(benchmark, own[0]),
         engines={engine.name: engine.describe() for engine in engines},
-        works=works,
+        scenarios=scenarios,
         results=results,
-        floors=find_floors(own[0].lm.model, works, bandwidth),
+        floors=find_floors(own[0].lm.model, scenarios, bandwidth),
         bandwidth=bandwidth,
     )
 

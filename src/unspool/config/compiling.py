@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from unspool.config.named import NamedSettings
 from unspool.errors import SettingError
-
-if TYPE_CHECKING:
-    from unspool.config.generation import GenerationConfig
 
 
 @dataclass
@@ -53,7 +51,7 @@ class Compiling:
     is_forced: bool  # by `compile_config`; `compile=True` leaves alone what runs faster than a compiled step
 
 
-def read_compiling(settings: GenerationConfig, asked: Collection[str]) -> Compiling | None:
+def read_compiling(settings: NamedSettings, asked: Collection[str]) -> Compiling | None:
     """What is to be compiled, or None; two settings of one caller that contradict each other are refused."""
     wishes = [name for name in ("compile_config", "compile") if getattr(settings, name)]
     refusals = [name for name in ("disable_compile", "compile") if _says_no(settings, name)]
@@ -70,5 +68,5 @@ def read_compiling(settings: GenerationConfig, asked: Collection[str]) -> Compil
     return Compiling(settings.compile_config or CompileConfig(), settings.compile_config is not None)
 
 
-def _says_no(settings: GenerationConfig, name: str) -> bool:
+def _says_no(settings: NamedSettings, name: str) -> bool:
     return bool(settings.disable_compile) if name == "disable_compile" else settings.compile is False

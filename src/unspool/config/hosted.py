@@ -8,13 +8,11 @@ It copies the config, then calls `update(**the model's settings, defaults_only=T
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from unspool.config.named import NamedSettings
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import SettingError
-
-if TYPE_CHECKING:
-    from unspool.config.generation import GenerationConfig
 
 FOREIGN: Final = frozenset(
     {
@@ -30,7 +28,7 @@ FOREIGN: Final = frozenset(
 COUNTS_DEFAULT: Final = "_counts_default_length"  # attribute: the number of new tokens is the default's
 
 
-def fill(config: GenerationConfig, values: Mapping[str, Any], *, takes_new: bool) -> dict[str, Any]:
+def fill(config: NamedSettings, values: Mapping[str, Any], *, takes_new: bool) -> dict[str, Any]:
     """Set what nobody set in `config`, and return what it has no place for. `takes_new`: unknown names are set too."""
     if takes_new:
         _refuse_unread(config, values)
@@ -52,31 +50,31 @@ def fill(config: GenerationConfig, values: Mapping[str, Any], *, takes_new: bool
     return unused
 
 
-def is_hosted(config: GenerationConfig) -> bool:
+def is_hosted(config: NamedSettings) -> bool:
     """Whether transformers has merged the config into a call of its own, whose values are not ours to check."""
     return COUNTS_DEFAULT in config.__dict__
 
 
-def note_length(config: GenerationConfig, values: Mapping[str, Any]) -> None:
+def note_length(config: NamedSettings, values: Mapping[str, Any]) -> None:
     """Let a length of the call win over the default one."""
     if config.__dict__.get(COUNTS_DEFAULT) and values.get("max_length") is not None:
         config.max_new_tokens = None
 
 
-def _is_unset(config: GenerationConfig, name: str) -> bool:
+def _is_unset(config: NamedSettings, name: str) -> bool:
     if name == "max_length" and config.max_new_tokens is not None:
         return False
     return name not in config.explicit or getattr(config, name) is None
 
 
-def _has_length(config: GenerationConfig) -> bool:
+def _has_length(config: NamedSettings) -> bool:
     config.__dict__.setdefault(COUNTS_DEFAULT, False)
     return any(
         name in config.explicit and getattr(config, name) is not None for name in ("max_length", "max_new_tokens")
     )
 
 
-def _refuse_unread(config: GenerationConfig, known: Mapping[str, Any]) -> None:
+def _refuse_unread(config: NamedSettings, known: Mapping[str, Any]) -> None:
     """Raise for a setting of the caller's that transformers does not have, and would pass over."""
     for name in sorted(config.explicit - set(known)):
         parameter = PARAMETERS.get(name)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from unspool.config.named import NamedSettings
 from unspool.errors import SettingError
-
-if TYPE_CHECKING:
-    from unspool.config.generation import GenerationConfig
 
 
 class GenerationMode(StrEnum):
@@ -25,7 +22,7 @@ class GenerationMode(StrEnum):
     GROUP_BEAM_SEARCH = "group_beam_search"
 
 
-def choose_mode(config: GenerationConfig, has_assistant: bool) -> GenerationMode:
+def choose_mode(config: NamedSettings, has_assistant: bool) -> GenerationMode:
     """The way to decode that `config` asks for; a drafter or DoLa extends greedy search and sampling only."""
     mode = _choose_base_mode(config)
     extensions = {
@@ -49,7 +46,7 @@ def choose_mode(config: GenerationConfig, has_assistant: bool) -> GenerationMode
     return mode
 
 
-def _choose_base_mode(config: GenerationConfig) -> GenerationMode:
+def _choose_base_mode(config: NamedSettings) -> GenerationMode:
     if config.constraints is not None or config.force_words_ids is not None:
         return GenerationMode.CONSTRAINED_BEAM_SEARCH
     if (config.num_beams or 1) == 1:
@@ -63,7 +60,7 @@ def _choose_base_mode(config: GenerationConfig) -> GenerationMode:
     return GenerationMode.BEAM_SAMPLE if config.do_sample else GenerationMode.BEAM_SEARCH
 
 
-def find_num_candidates(config: GenerationConfig) -> int:
+def find_num_candidates(config: NamedSettings) -> int:
     """The most candidates that a row has in contrastive search; 0 if the settings ask for something else."""
     if (config.num_beams or 1) > 1 or config.do_sample or not config.penalty_alpha:
         return 0
@@ -71,7 +68,7 @@ def find_num_candidates(config: GenerationConfig) -> int:
     return most if most > 1 else 0
 
 
-def read_top_k(config: GenerationConfig) -> list[int]:
+def read_top_k(config: NamedSettings) -> list[int]:
     """`top_k`, one per row or one for all."""
     top_k = config.top_k
     return list(top_k) if isinstance(top_k, (list, tuple)) else [top_k or 0]

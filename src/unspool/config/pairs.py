@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from unspool.config.named import NamedSettings
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import SettingError, UnspoolError
 from unspool.registry import resolve
-
-if TYPE_CHECKING:
-    from unspool.config.generation import GenerationConfig
 
 
 @dataclass(frozen=True)
 class ConfigFacts:
     """What the rules about a config alone look at."""
 
-    settings: GenerationConfig
+    settings: NamedSettings
     given: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # what else the messages name
 
     def is_on(self, name: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unspool.config.compiling import CompileConfig
 from unspool.config.conflicts import OF_CONFIG
+from unspool.config.named import NamedSettings
 from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import CALL_ARGUMENTS, PARAMETERS
@@ -14,13 +15,10 @@ from unspool.config.values import check_value
 from unspool.config.watermarking import BaseWatermarkingConfig
 from unspool.errors import SettingError
 
-if TYPE_CHECKING:
-    from unspool.config.generation import GenerationConfig
-
 EXTRA_OUTPUTS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
 
 
-def check_settings(config: GenerationConfig) -> None:
+def check_settings(config: NamedSettings) -> None:
     """Raise a SettingError for the first invalid value, or pair of values."""
     for name in CALL_ARGUMENTS:
         if name in config.__dict__:
@@ -35,7 +33,7 @@ def check_settings(config: GenerationConfig) -> None:
     check_methods(ConfigFacts(config), *OF_CONFIG)
 
 
-def _check_objects(config: GenerationConfig) -> None:
+def _check_objects(config: NamedSettings) -> None:
     cache = config.cache_config
     if cache is not None and not isinstance(cache, dict) and not hasattr(cache, "to_dict"):
         raise SettingError(f"`cache_config` must be a dict or a cache config, but is a {type(cache).__name__}.")
@@ -61,7 +59,7 @@ def _check_objects(config: GenerationConfig) -> None:
         raise SettingError("`generation_kwargs` must be a dict of further arguments for generate().")
 
 
-def find_unused(config: GenerationConfig) -> dict[str, str]:
+def find_unused(config: NamedSettings) -> dict[str, str]:
     """The settings that are set and have no effect as things stand, each with the reason."""
     return dict(_unused(config))
 
@@ -74,7 +72,7 @@ def _differs(value: Any, neutral: Any) -> bool:
     return bool(value != neutral)
 
 
-def _unused(config: GenerationConfig) -> Iterator[tuple[str, str]]:
+def _unused(config: NamedSettings) -> Iterator[tuple[str, str]]:
     if config.pad_token_id is not None and config.pad_token_id < 0:
         yield (
             "pad_token_id",
@@ -111,7 +109,7 @@ def _is_set(parameter: Parameter, value: Any) -> bool:
     return bool(value) != bool(parameter.default) if parameter.kind == "flag" else _differs(value, parameter.default)
 
 
-def _is_on(config: GenerationConfig, switch: str) -> bool:
+def _is_on(config: NamedSettings, switch: str) -> bool:
     parameter = PARAMETERS[switch]
     value = getattr(config, switch)
     if parameter.kind == "flag":  # None is the default

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from unspool.decoding.loop import Emitted
-    from unspool.decoding.run import Run
+from unspool.decoding.loop import Emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +81,6 @@ class DraftChecked:
 
 class Observer(Protocol):
     """Is shown what happens in a call of one prompt. Tensors are the call's own: they may be read, and not be kept."""
-
-    def begin(self, run: Run) -> None:
-        """Called when the call is prepared, before its first pass."""
-        ...
 
     def see(self, report: Any) -> None:
         """Called with each report of a turn, in order: those above, and a beam trace's `TraceStep` and `Returned`."""

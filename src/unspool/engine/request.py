@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, Protocol
 
-from unspool.api.answer import Answer, Piece
+from unspool.api.answer import Answer
+from unspool.api.speaker import Piece
 from unspool.decoding.loop import Emitted
 from unspool.engine.mailbox import Mailbox
 from unspool.outputs import Generation, Stats

@@ -5,6 +5,6 @@ from __future__ import annotations
 from unspool.explain.page import draw_page
 from unspool.explain.svg import draw_svg
 from unspool.explain.terminal import draw_terminal
-from unspool.explain.tree import BeamTree, Ending, Node, build_tree
+from unspool.explain.tree import BeamTree, Node, ReturnedText, build_tree
 
-__all__ = ["BeamTree", "Ending", "Node", "build_tree", "draw_page", "draw_svg", "draw_terminal"]
+__all__ = ["BeamTree", "Node", "ReturnedText", "build_tree", "draw_page", "draw_svg", "draw_terminal"]

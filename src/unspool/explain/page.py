@@ -38,7 +38,7 @@ def draw_page(tree: BeamTree, *, about: Mapping[str, Any] | None = None, most_dr
         "facts": escape(" · ".join(f"{name}: {show_text(str(value))}" for name, value in facts.items())),
         "last": str(len(tree.steps)),
         "svg": draw_svg(tree, most_dropped=most_dropped, is_part_of_page=True),
-        "rows": _list_endings(tree, numbered),
+        "rows": _list_returned(tree, numbered),
         "data": _as_json([_describe(node, parent) for node, parent in numbered]),
         "script": script,
     }
@@ -81,14 +81,14 @@ def _describe(node: Node, parent: int | None) -> dict[str, Any]:
     }
 
 
-def _list_endings(tree: BeamTree, numbered: list[tuple[Node, int | None]]) -> str:
+def _list_returned(tree: BeamTree, numbered: list[tuple[Node, int | None]]) -> str:
     numbers = {id(node): place for place, (node, _) in enumerate(numbered)}
     return "\n".join(
         f'<tr data-node="{numbers[id(one.node)]}"><td class="rank">{one.rank}</td>'
         f'<td class="number">{escape(write_number(one.score))}</td>'
         f'<td class="number">{escape(write_number(one.node.sum_logprobs))}</td>'
         f'<td class="text">{escape(show_text(one.text).lstrip())}</td><td>{escape(one.reason)}</td></tr>'
-        for one in tree.endings
+        for one in tree.returned
     )
 
 

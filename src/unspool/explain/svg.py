@@ -22,7 +22,7 @@ MARGIN = 24.0
 NARROWEST = 640.0
 HEADER = 34.0
 PROMPT_COLUMNS, PROMPT_LINES = 22, 4
-ENDING_ROW = 26.0
+RETURNED_ROW = 26.0
 _PROMPT_ROW = 18.0
 _FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
 _FATES = {
@@ -81,9 +81,9 @@ def draw_svg(tree: BeamTree, *, most_dropped: int | None = None, is_part_of_page
     bottom = top + max(layout.height, layout.root_y + half_prompt)
     width, height, notes = layout.width + MARGIN, bottom + MARGIN, []
     if not is_part_of_page:
-        width = max(width, _measure_endings(tree), NARROWEST)
-        height += 34 + ENDING_ROW * len(tree.endings) + 16
-        notes = [*_draw_endings(tree, bottom + 34), *_draw_legend(width - MARGIN, height - MARGIN + 6)]
+        width = max(width, _measure_returned(tree), NARROWEST)
+        height += 34 + RETURNED_ROW * len(tree.returned) + 16
+        notes = [*_draw_returned(tree, bottom + 34), *_draw_legend(width - MARGIN, height - MARGIN + 6)]
     title = escape(f"Beam search with {tree.num_beams} beams after: {show_text(tree.prompt)[:200]}")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="beams" width="{width:.0f}" height="{height:.0f}" '
@@ -238,20 +238,21 @@ def describe_fate(node: Node) -> str:
 
 
 # --- the returned sequences -----------------------------------------------------------------------------
-def _list_endings(tree: BeamTree) -> list[tuple[str, str, str]]:
+def _list_returned(tree: BeamTree) -> list[tuple[str, str, str]]:
     return [
-        (f"#{one.rank}", write_number(one.score), wrap(show_text(one.text).lstrip(), 110, 1)[0]) for one in tree.endings
+        (f"#{one.rank}", write_number(one.score), wrap(show_text(one.text).lstrip(), 110, 1)[0])
+        for one in tree.returned
     ]
 
 
-def _measure_endings(tree: BeamTree) -> float:
-    return 2 * MARGIN + 118 + max((measure(text) * CHARACTER for *_, text in _list_endings(tree)), default=0.0)
+def _measure_returned(tree: BeamTree) -> float:
+    return 2 * MARGIN + 118 + max((measure(text) * CHARACTER for *_, text in _list_returned(tree)), default=0.0)
 
 
-def _draw_endings(tree: BeamTree, top: float) -> list[str]:
+def _draw_returned(tree: BeamTree, top: float) -> list[str]:
     parts = []
-    for place, (rank, score, text) in enumerate(_list_endings(tree)):
-        y = top + 16 + place * ENDING_ROW
+    for place, (rank, score, text) in enumerate(_list_returned(tree)):
+        y = top + 16 + place * RETURNED_ROW
         kind = "first" if place == 0 else ""
         parts += [_text(kind, MARGIN, y, rank), _text("score", MARGIN + 44, y, escape(score))]
         parts.append(_text(kind, MARGIN + 112, y, escape(text)))

@@ -37,7 +37,7 @@ def draw_terminal(
     """The tree and the sequences returned, in lines of at most `width` columns; `paint` may colour a part."""
     drawing = _Drawing(max(NARROWEST, min(width, WIDEST)), paint, most_dropped)
     drawing.draw_tree(tree)
-    drawing.draw_endings(tree)
+    drawing.draw_returned(tree)
     return "\n".join(drawing.lines) + "\n"
 
 
@@ -65,14 +65,14 @@ class _Drawing:
             self._remark(body, remark)
             waiting += self._branch(body, alive)[::-1]
 
-    def draw_endings(self, tree: BeamTree) -> None:
+    def draw_returned(self, tree: BeamTree) -> None:
         self.lines.append("")
         self._draw_legend()
         self.lines.append("")
-        for ending in tree.endings:
-            head = f"{ending.rank:>3}  {write_number(ending.score):>7}  {ending.reason:<11} "
-            role: Role = "best" if ending.rank == 1 else "returned"
-            lines = wrap(show_text(ending.text).lstrip(), self._width - measure(head), MOST_LINES)
+        for one in tree.returned:
+            head = f"{one.rank:>3}  {write_number(one.score):>7}  {one.reason:<11} "
+            role: Role = "best" if one.rank == 1 else "returned"
+            lines = wrap(show_text(one.text).lstrip(), self._width - measure(head), MOST_LINES)
             for place, text in enumerate(lines):
                 self._add([(" " * measure(head) if place else head, "kept"), (text, role)])
 

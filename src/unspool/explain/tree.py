@@ -57,7 +57,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ReturnedText:
     """A sequence that was returned."""
 
     rank: int
@@ -76,7 +76,7 @@ class BeamTree:
     num_groups: int
     roots: list[Node]
     steps: list[list[Node]]  # the nodes of each step, as the search ranked them
-    endings: list[Ending]  # the best first
+    returned: list[ReturnedText]  # the best first
 
     def nodes(self) -> Iterator[Node]:
         """Every node, step by step."""
@@ -96,7 +96,7 @@ def build_tree(
     grower = _Grower(trace, decode, list(prompt_ids)[-_CONTEXT:])
     for step in own:
         grower.grow(step)
-    endings = []
+    returned = []
     for rank, end in enumerate((one for one in trace.returned if one.prompt == prompt), start=1):
         node = grower.placed[end.step, end.group][end.place]
         node.reason = node.reason or end.reason
@@ -105,8 +105,8 @@ def build_tree(
         for passed in path:
             passed.ranks.append(rank)
         text = decode([passed.token for passed in path])
-        endings.append(Ending(rank, text, end.score, end.reason, node))
-    return grower.finish(prompt_text, endings)
+        returned.append(ReturnedText(rank, text, end.score, end.reason, node))
+    return grower.finish(prompt_text, returned)
 
 
 def rank_nodes(nodes: Sequence[Node]) -> list[Node]:
@@ -152,7 +152,7 @@ class _Grower:
             return whole[len(start) :]
         return self._decode([token])
 
-    def finish(self, prompt_text: str, endings: list[Ending]) -> BeamTree:
+    def finish(self, prompt_text: str, returned: list[ReturnedText]) -> BeamTree:
         """Leave out candidates that never existed, and link parents to children."""
         trace = self._trace
         steps: list[list[Node]] = [[] for _ in range(max(step for step, _ in self.placed))]
@@ -163,4 +163,4 @@ class _Grower:
                     continue
                 steps[step - 1].append(node)
                 (roots if node.parent is None else node.parent.children).append(node)
-        return BeamTree(prompt_text, trace.num_beams, trace.num_groups, roots, steps, endings)
+        return BeamTree(prompt_text, trace.num_beams, trace.num_groups, roots, steps, returned)

@@ -10,7 +10,7 @@ from unspool.lazy import find_lazily
 HOMES = {
     "Origin": "unspool.plan.origins",
     "Plan": "unspool.plan.call",
-    "PromptShape": "unspool.plan.call",
+    "PromptShape": "unspool.plan.prompt_shape",
     "as_token_ids": "unspool.plan.settling",
     "merge": "unspool.plan.origins",
     "settle": "unspool.plan.settling",

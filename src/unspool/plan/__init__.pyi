@@ -1,8 +1,8 @@
 # Made by tools/make_stubs.py.
 from unspool.plan.call import Plan as Plan
-from unspool.plan.call import PromptShape as PromptShape
 from unspool.plan.origins import Origin as Origin
 from unspool.plan.origins import merge as merge
+from unspool.plan.prompt_shape import PromptShape as PromptShape
 from unspool.plan.settling import as_token_ids as as_token_ids
 from unspool.plan.settling import settle as settle
 

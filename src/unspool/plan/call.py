@@ -1,9 +1,9 @@
-"""A call, settled: what the plan must know of the prompts, and what it says to everyone after it."""
+"""A call, settled: what the plan says to everyone after it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from unspool.config import GenerationConfig
@@ -11,32 +11,6 @@ from unspool.config.compiling import Compiling
 from unspool.config.modes import find_num_candidates
 from unspool.plan.drafting import Drafting
 from unspool.plan.origins import Origin
-
-
-@dataclass(frozen=True)
-class PromptShape:
-    """What the plan must know of the prompts."""
-
-    num_rows: int
-    width: int  # columns of ids, padding included
-    longest: int  # positions of the longest row
-    has_embeds: bool = False
-    has_cache: bool = False  # the caller gave past_key_values
-    is_endless: bool = False  # and they hold what they hold, however long a text gets
-    cache_is_filled: bool = False  # and they hold a part of the prompt
-    cache_is_plain: bool = True  # and their keys lie in one buffer a layer
-    is_ragged: bool = False  # rows of different lengths, the encoder's among them
-    has_negative: bool = False  # a negative prompt was given
-    longest_negative: int = 0  # positions it takes in the decoder
-
-    @property
-    def longest_read(self) -> int:
-        """Positions of the longest row that is read, guidance's other rows among them."""
-        return max(self.longest, self.longest_negative)
-
-    def without_lengths(self) -> PromptShape:
-        """The shape of all prompts that differ from these in their lengths alone; no prompt still has no columns."""
-        return replace(self, width=min(self.width, 1), longest=1, longest_negative=0)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, SettingError
-from unspool.plan.call import PromptShape
 from unspool.plan.origins import SPOKEN, Origin
+from unspool.plan.prompt_shape import PromptShape
 from unspool.protocols import ModelInfo
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from unspool.cache.kinds import KINDS, find_kind, read_options
 from unspool.config import GenerationConfig
 from unspool.errors import SettingError, UnsupportedError
-from unspool.plan.call import PromptShape
 from unspool.plan.origins import SPOKEN, Origin
+from unspool.plan.prompt_shape import PromptShape
 from unspool.protocols import ModelInfo
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from unspool.config import pairs
+from unspool.plan.prompt_shape import PromptShape
 
 if TYPE_CHECKING:
-    from unspool.plan.call import PromptShape
+    from unspool.config import GenerationConfig
     from unspool.protocols import ModelInfo
 
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 class Facts(pairs.ConfigFacts):
     """What the rules about a call look at."""
 
+    settings: GenerationConfig
     info: ModelInfo
     shape: PromptShape
     asked: frozenset[str] = frozenset()  # settings that the caller set, not the model's file
@@ -41,9 +43,5 @@ class Facts(pairs.ConfigFacts):
         }
 
 
-class Pair(pairs.Pair[Facts]):
-    """One thing that the method of a table can't stand beside."""
-
-
-class Method(pairs.Method[Facts]):
-    """A method (or a setting), and all that it can't stand beside."""
+CallPair: TypeAlias = pairs.Pair[Facts]
+CallMethod: TypeAlias = pairs.Method[Facts]

@@ -6,7 +6,8 @@ from typing import Any
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
 from unspool.errors import SettingError, UnsupportedError
-from unspool.plan.call import Plan, PromptShape
+from unspool.plan.call import Plan
+from unspool.plan.prompt_shape import PromptShape
 from unspool.protocols import Model
 
 

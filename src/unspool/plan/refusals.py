@@ -9,8 +9,8 @@ from unspool.config import PARAMETERS, GenerationConfig, find_unused
 from unspool.config.modes import find_num_candidates
 from unspool.config.values import MOST_ROWS
 from unspool.errors import SettingError, UnsupportedError
-from unspool.plan.call import PromptShape
 from unspool.plan.origins import SPOKEN, Origin
+from unspool.plan.prompt_shape import PromptShape
 
 MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates per prompt that a model's own file may ask for
 

@@ -13,7 +13,7 @@ from unspool.config import GenerationConfig
 from unspool.config.layers import find_candidate_layers
 from unspool.config.pairs import check_methods
 from unspool.errors import SettingError
-from unspool.plan.call import Plan, PromptShape
+from unspool.plan.call import Plan
 from unspool.plan.contrastive import check_candidates
 from unspool.plan.drafting import Relation
 from unspool.plan.lengths import check_reachable, decide_length
@@ -21,6 +21,7 @@ from unspool.plan.memo import Memo, describe_values
 from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts
+from unspool.plan.prompt_shape import PromptShape
 from unspool.plan.refusals import check_rows, refuse_unbuilt, refuse_unused
 from unspool.plan.speed import check_assistant_room, decide_compiling, decide_drafting
 from unspool.plan.strategies import check_strategy, find_strategy

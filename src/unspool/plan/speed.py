@@ -9,10 +9,10 @@ from unspool.config import GenerationConfig
 from unspool.config.compiling import Compiling, read_compiling
 from unspool.config.pairs import check_methods
 from unspool.errors import SettingError
-from unspool.plan.call import PromptShape
 from unspool.plan.drafting import Drafting, Relation, read_drafting
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts
+from unspool.plan.prompt_shape import PromptShape
 from unspool.plan.tables.drafts import ASSISTANT, DRAFTED_ROWS, DRAFTED_SINGLY, DRAFTED_STATES, DRAFTED_UNEVENLY
 from unspool.plan.tables.models import COMPILABLE, COMPILED
 from unspool.protocols import ModelInfo

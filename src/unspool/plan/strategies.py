@@ -15,7 +15,7 @@ from unspool.config.modes import find_num_candidates
 from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import check_new
-from unspool.plan.pairs import Facts, Method, Pair
+from unspool.plan.pairs import CallMethod, CallPair, Facts
 from unspool.registry import Table, check_maker
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class StrategyEntry:
     is_on: Callable[[GenerationConfig], bool] | None = None  # None: on if the first setting is
     chooses_tokens: bool = True  # one token per row and turn; otherwise `make` gives turns of its own
     may_sample: bool = False  # it can draw (`do_sample=True`) as well as choose
-    not_with: tuple[Method, ...] = ()  # tables of what else it can't stand beside
+    not_with: tuple[CallMethod, ...] = ()  # tables of what else it can't stand beside
 
     @property
     def settings(self) -> tuple[Parameter, ...]:
@@ -112,19 +112,22 @@ def check_strategy(facts: Facts) -> None:
     if not entry.parameters:
         return
     setting = entry.parameters[0].name
-    draws = () if entry.may_sample else (Pair("do_sample", "which draws; leave do_sample out"),)
+    draws = () if entry.may_sample else (CallPair("do_sample", "which draws; leave do_sample out"),)
     others = [one for one in STRATEGIES.values() if one.parameters and one is not entry]
     check_methods(
         facts,
-        Method(
+        CallMethod(
             setting,
             f"`{setting}` asks for the strategy {entry.name!r}, and `{{name}}`={{value!r}} for another way to choose "
             "tokens, {why}",
             (
                 *draws,
-                Pair("num_beams", "which follows several texts at once; use num_beams=1"),
-                Pair("penalty_alpha", "contrastive search; leave penalty_alpha out"),
-                *(Pair(one.parameters[0].name, f"the strategy {one.name!r}; leave one of them out") for one in others),
+                CallPair("num_beams", "which follows several texts at once; use num_beams=1"),
+                CallPair("penalty_alpha", "contrastive search; leave penalty_alpha out"),
+                *(
+                    CallPair(one.parameters[0].name, f"the strategy {one.name!r}; leave one of them out")
+                    for one in others
+                ),
             ),
         ),
         *entry.not_with,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from unspool.api.answer import Piece
+from unspool.api.speaker import Piece
 from unspool.engine import Engine, Request
 from unspool.outputs import Generation, TokenLogprob
 from unspool.server.calls import Call, CallReader

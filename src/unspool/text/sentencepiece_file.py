@@ -35,7 +35,7 @@ class PieceKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SentencePiece:
     """A part of a word, the logarithm of its probability, and what it is for."""
 
     text: str
@@ -47,7 +47,7 @@ class Piece:
 class SentencePieces:
     """What a model file says: its pieces in the order of their ids, and how a text is prepared for them."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SentencePiece] = field(default_factory=list)
     algorithm: int = 1  # 1: unigram, 2: BPE, 3: words, 4: characters
     charsmap: bytes = b""
     adds_space_prefix: bool = True
@@ -89,7 +89,7 @@ def read_sentencepieces(path: Path) -> SentencePieces:
 
 
 def build_pieces(
-    model: SentencePieces, where: str, *, pieces: Sequence[Piece] | None = None, unk_id: int | None = None
+    model: SentencePieces, where: str, *, pieces: Sequence[SentencePiece] | None = None, unk_id: int | None = None
 ) -> tokenizers.Tokenizer:
     """A tokenizer of a model file; of `pieces`, if a family has others than the file."""
     if model.algorithm not in (1, 2):
@@ -114,7 +114,7 @@ def build_pieces(
     return backend
 
 
-def _build_bpe(model: SentencePieces, where: str, pieces: Sequence[Piece], unk_id: int) -> tokenizers.Tokenizer:
+def _build_bpe(model: SentencePieces, where: str, pieces: Sequence[SentencePiece], unk_id: int) -> tokenizers.Tokenizer:
     ids = {piece.text: index for index, piece in enumerate(pieces)}
     if len(ids) != len(pieces):
         raise LoadError(f"{where} has a piece twice, so an id has no piece of its own")
@@ -129,7 +129,7 @@ def _build_bpe(model: SentencePieces, where: str, pieces: Sequence[Piece], unk_i
     )
 
 
-def _build_unigram(model: SentencePieces, pieces: Sequence[Piece], unk_id: int) -> tokenizers.Tokenizer:
+def _build_unigram(model: SentencePieces, pieces: Sequence[SentencePiece], unk_id: int) -> tokenizers.Tokenizer:
     backend = build_unigram(
         [(piece.text, piece.score) for piece in pieces],
         unk_id=unk_id,
@@ -144,7 +144,7 @@ def _build_unigram(model: SentencePieces, pieces: Sequence[Piece], unk_id: int) 
     return backend
 
 
-def _read_piece(data: bytes) -> Piece:
+def _read_piece(data: bytes) -> SentencePiece:
     values = dict(read_fields(data))
     text, score = values.get(1, b""), values.get(2, 0.0)
     if not isinstance(text, bytes) or not isinstance(score, float) or not math.isfinite(score):
@@ -152,7 +152,7 @@ def _read_piece(data: bytes) -> Piece:
     kind = _as_number(values.get(3, 1))
     if kind not in PieceKind.__members__.values():
         raise ValueError(f"a piece is of the kind {kind}")
-    return Piece(text.decode(), score, PieceKind(kind))
+    return SentencePiece(text.decode(), score, PieceKind(kind))
 
 
 def _as_number(value: int | float | bytes) -> int:

@@ -12,7 +12,7 @@ import tokenizers
 from unspool.errors import LoadError, UnsupportedError
 from unspool.small_files import read_json_object
 from unspool.text.backend import add_ends
-from unspool.text.sentencepiece_file import Piece, PieceKind, SentencePieces, build_pieces, read_sentencepieces
+from unspool.text.sentencepiece_file import PieceKind, SentencePiece, SentencePieces, build_pieces, read_sentencepieces
 
 SPIECE: Final = "spiece.model"
 LLAMA_FILE: Final = "tokenizer.model"
@@ -83,7 +83,7 @@ def _build_t5(
     num_extra = _read_count(config, "extra_ids", 100)
     known = {piece.text for piece in model.pieces}
     sentinels = [
-        Piece(text, 0.0, PieceKind.CONTROL)
+        SentencePiece(text, 0.0, PieceKind.CONTROL)
         for index in reversed(range(num_extra))
         if (text := f"<extra_id_{index}>") not in known
     ]
@@ -99,7 +99,7 @@ def _build_pegasus(
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask_2>"}
     first = [names["pad_token"], names["eos_token"], "<mask_1>", names["mask_token"]] if offset else ["<pad>", "</s>"]
     unused = [f"<unk_{index}>" for index in range(2, offset)]
-    marked = [Piece(text, 0.0, PieceKind.CONTROL) for text in (*first, *unused)]
+    marked = [SentencePiece(text, 0.0, PieceKind.CONTROL) for text in (*first, *unused)]
     if not offset:
         names.pop("mask_token")
     rest = [piece for piece in model.pieces[2:] if piece.text not in {one.text for one in marked}]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from tests.models.adapters.tiny import make, make_inputs, make_once
 import unspool
 from unspool.api.core import as_model
 from unspool.cache import KINDS, DynamicCache, SinkCache
-from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.errors import SettingError, UnsupportedError
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.protocols import Want
 
@@ -317,91 +315,6 @@ def test_a_config_of_transformers_may_hold_what_has_no_effect() -> None:
     found = unspool.generate(model, **inputs, generation_config=theirs, eos_token_id=None)
     expected = unspool.generate(model, **inputs, **NEW | {"max_new_tokens": 6, "begin_suppress_tokens": [7]})
     assert torch.equal(found, expected)
-
-
-# --- models that can't be --------------------------------------------------------------------------------------
-
-
-@cache
-def make_others() -> dict[str, Any]:
-    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "intermediate_size": 16}
-    pair = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "input_feat_per_channel": 8, "vocab_size": 40}
-    pair |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
-    pair |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
-    return {
-        "mamba": transformers.MambaForCausalLM(transformers.MambaConfig(**sizes, state_size=4)).eval(),
-        "mamba2": transformers.Mamba2ForCausalLM(
-            transformers.Mamba2Config(**sizes, state_size=4, num_heads=4, head_dim=8, n_groups=1)
-        ).eval(),
-        "bert": transformers.BertModel(transformers.BertConfig(**sizes, **heads)).eval(),
-        "speech_to_text": transformers.Speech2TextForConditionalGeneration(
-            transformers.Speech2TextConfig(**pair)
-        ).eval(),
-    }
-
-
-@pytest.mark.parametrize("name", ["mamba", "mamba2"])
-def test_objects_that_keep_states(name: str) -> None:
-    model, ids = make_others()[name], torch.tensor([[5, 6, 7], [9, 8, 7]])
-    expected = model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None)
-    output = unspool.generate(model, ids, max_new_tokens=4, eos_token_id=None, return_dict_in_generate=True)
-    assert torch.equal(output.sequences, expected)
-    assert "keeps states instead of keys" in output.stats.path_reason
-
-
-def test_objects_that_read_sound() -> None:
-    model = make_others()["speech_to_text"]
-    features = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
-    expected = model.generate(features, max_new_tokens=4, do_sample=False, eos_token_id=None)
-    assert torch.equal(unspool.generate(model, features, max_new_tokens=4, eos_token_id=None), expected)
-
-
-def test_a_model_without_a_head_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="no head that gives logits"):
-        unspool.generate(make_others()["bert"], [[5, 6]], max_new_tokens=2)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        ({"input_ids": torch.tensor([[5, 6]])}, "reads sound"),
-        ({"input_features": torch.zeros(1, 15, 60)}, r"has the shape \(1, 15, 60\).*\(rows, 16, "),
-        ({"input_features": torch.full((1, 16, 60), torch.nan)}, "NaN"),
-        ({"input_features": torch.zeros(16, 60)}, "floating-point tensor"),
-        ({"input_features": torch.zeros(1, 16, 60), "input_ids": torch.tensor([[5]])}, "two sources"),
-    ],
-)
-def test_what_a_model_of_sound_cannot_read(inputs: dict[str, torch.Tensor], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        unspool.generate(load_adapted("whisper"), **inputs, max_new_tokens=2)
-
-
-def test_features_are_not_for_readers_of_tokens() -> None:
-    for name in ("bart", "llama"):
-        with pytest.raises(SettingError, match="no setting 'input_features'"):
-            unspool.generate(load_adapted(name), input_features=torch.zeros(1, 16, 60), max_new_tokens=2)
-
-
-def test_a_model_in_training_mode_answers_as_in_evaluation_mode() -> None:
-    for name in ("gpt2", "bart"):
-        model = make(name).train()
-        assert torch.equal(unspool.generate(model, [[5, 6]], **NEW), unspool.generate(make_once(name), [[5, 6]], **NEW))
-        assert all(part.training for part in model.modules())
-
-
-def test_models_that_keep_nothing() -> None:
-    model = make("llama")
-    model.model.forward = leave_out(model.model.forward)
-    with pytest.raises(UnsupportedError, match="wrote nothing to the past_key_values"):
-        unspool.generate(model, [[5, 6]], max_new_tokens=2)
-
-
-def leave_out(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    return run
 
 
 def test_a_length_of_20_is_one_that_was_set() -> None:

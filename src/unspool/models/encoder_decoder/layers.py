@@ -68,7 +68,7 @@ class PairNames:
 
 
 @dataclass(slots=True)
-class CrossAttention:
+class CrossWeights:
     """One decoder block's weights for reading the source: keys and values fused into one matrix."""
 
     norm: Norm
@@ -94,7 +94,7 @@ class Stack:
     positions: torch.Tensor | None  # (positions, hidden)
     embedding_norm: Norm | None
     layers: list[Layer]
-    crosses: list[CrossAttention]
+    crosses: list[CrossWeights]
     biases: list[torch.Tensor]  # (buckets, heads)
     final_norm: Norm | None
 
@@ -253,9 +253,9 @@ class _PairAssembly:
             post_ffn_norm=None,
         )
 
-    def _assemble_cross(self, stack: StackSpec, names: AttentionNames, start: str) -> CrossAttention:
+    def _assemble_cross(self, stack: StackSpec, names: AttentionNames, start: str) -> CrossWeights:
         spec, hidden, width = self._spec, self._spec.hidden_size, stack.num_heads * stack.head_dim
-        return CrossAttention(
+        return CrossWeights(
             norm=self._assembler.norm(start + names.norm, hidden, spec.norm),
             q=self._project([start + names.q], width, hidden),
             kv=self._project([start + names.k, start + names.v], width, hidden, [spec.has_key_bias, True]),

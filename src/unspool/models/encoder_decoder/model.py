@@ -19,7 +19,7 @@ from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
 from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.encoder_decoder.call import call_pair, check_pair
-from unspool.models.encoder_decoder.layers import CrossAttention, EncoderDecoderWeights, Stack, take_decoder
+from unspool.models.encoder_decoder.layers import CrossWeights, EncoderDecoderWeights, Stack, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
@@ -311,7 +311,7 @@ class EncoderDecoder(WithLibrary, NativeModel):
 
     def _attend_across(
         self,
-        cross: CrossAttention,
+        cross: CrossWeights,
         x: torch.Tensor,
         source: tuple[torch.Tensor, torch.Tensor],
         visible: torch.Tensor | None,

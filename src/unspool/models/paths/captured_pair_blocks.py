@@ -12,7 +12,7 @@ import triton
 
 from unspool.kernels.activations import find_activation
 from unspool.kernels.gpu.attention import parted_attention
-from unspool.kernels.gpu.attention.cross_attention import CrossAttention as CrossKernel
+from unspool.kernels.gpu.attention.cross_attention import CrossAttention
 from unspool.kernels.gpu.attention.parted_attention import PartedAttention, Parts, takes_parts
 from unspool.kernels.gpu.attention.split_attention import HeadShape
 from unspool.kernels.gpu.attention.step_attention import StepAttention
@@ -22,7 +22,7 @@ from unspool.kernels.gpu.products.parts_product import multiply_parts
 from unspool.kernels.gpu.products.product import multiply, takes_addends
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import Layer
-from unspool.models.encoder_decoder.layers import CrossAttention
+from unspool.models.encoder_decoder.layers import CrossWeights
 from unspool.models.paths.captured_body import Body, StepInputs
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
@@ -42,7 +42,7 @@ class PairBody(Body):
         if parts.biases:
             self._attend_rows = StepAttention(form.rows, shape, device, distances=parts.biases[0].shape[1])
         num_sources = triton.cdiv(form.rows, form.rows_each)
-        self._attend_sources = CrossKernel(num_sources, form.rows_each * form.num_new, shape, device)
+        self._attend_sources = CrossAttention(num_sources, form.rows_each * form.num_new, shape, device)
         self._across = torch.zeros(form.num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
         ahead = torch.arange(form.num_new, device=device) * (0 if form.is_forked else 1)
         self._ahead = ahead.repeat(form.rows)  # a token's offset from its row's end
@@ -185,7 +185,7 @@ class FusedPairBody(PairBody):
         assert layer.attn_norm is not None
         self._add(layer.out, layer.attn_norm, self._attend_back(index, layer, self._qkv, inputs))
 
-    def _add_read(self, index: int, cross: CrossAttention, inputs: StepInputs) -> None:
+    def _add_read(self, index: int, cross: CrossWeights, inputs: StepInputs) -> None:
         """Add what the token reads from its source's keys."""
         self._add(cross.out, cross.norm, self._attend_across(index, self._queries, inputs))
 
@@ -220,7 +220,7 @@ class PartedPairBody(FusedPairBody):
         )
         self._add_parts(layer.out, layer.attn_norm, found)
 
-    def _add_read(self, index: int, cross: CrossAttention, inputs: StepInputs) -> None:
+    def _add_read(self, index: int, cross: CrossWeights, inputs: StepInputs) -> None:
         num_layers = self._spec.num_layers
         found = self._attend_source(
             self._queries,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from unspool.models.decoder.layers import DecoderWeights
-from unspool.models.encoder_decoder.layers import CrossAttention
+from unspool.models.encoder_decoder.layers import CrossWeights
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 
 
@@ -17,6 +17,6 @@ class PairParts:
 
     spec: EncoderDecoderSpec
     own: DecoderWeights  # the decoder's, without positions
-    crosses: list[CrossAttention]
+    crosses: list[CrossWeights]
     positions: torch.Tensor | None  # (positions, hidden)
     biases: list[torch.Tensor]  # by distance: (heads, distances) float32, one for all layers or one each

@@ -36,7 +36,7 @@ class Addresses:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceKeys:
+class LibrarySources:
     """The keys of an encoder's states that a pass reads."""
 
     addresses: Addresses
@@ -54,7 +54,7 @@ class LibraryKeys:
     shared_counts: Sequence[int]  # and how many of them; 0: none
     own_rows: Sequence[int]  # which row of the own buffers each row of the pass is
     bases: Sequence[int] | None = None  # the position that place 0 of packed layers that slide stands for
-    sources: SourceKeys | None = None  # of models with an encoder
+    sources: LibrarySources | None = None  # of models with an encoder
 
 
 _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
@@ -75,7 +75,7 @@ def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None
     return _find_rows(places, addresses, span, spec)
 
 
-def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> SourceKeys | None:
+def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> LibrarySources | None:
     """The keys of a pair's encoder; None if the library can't read them."""
     places, lengths = pair.cross_attention_cache.places(in_order=True), pair.source_lengths
     if places is None or not places.is_plain or len(places.buffers) != spec.num_layers or not lengths:
@@ -85,7 +85,7 @@ def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> SourceKeys | N
         return None
     each = pair.num_branches * pair.num_forks  # rows of a pass that read one source
     rows = [source for source in range(len(lengths)) for _ in range(each)]
-    return SourceKeys(addresses, rows, [lengths[source] for source in rows], max(lengths))
+    return LibrarySources(addresses, rows, [lengths[source] for source in rows], max(lengths))
 
 
 def _find_addresses(places: Places, spec: DecoderSpec) -> Addresses | None:

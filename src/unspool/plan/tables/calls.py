@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from unspool.config import pairs
-from unspool.plan.pairs import Method, Pair
+from unspool.plan.pairs import CallMethod, CallPair
 
 OF_CALL = (
-    Method(
+    CallMethod(
         lambda facts: facts.given["beams"] is not None,
         "beams='all' streams the table of a beam search; add num_beams",
-        (Pair(lambda facts: facts.num_beams == 1, ""),),
+        (CallPair(lambda facts: facts.num_beams == 1, ""),),
     ),
-    Method(
+    CallMethod(
         "stop_strings",
         "`stop_strings` are found in text: pass the model's `tokenizer` too",
-        (Pair(lambda facts: facts.given["tokenizer"] is None, ""),),
+        (CallPair(lambda facts: facts.given["tokenizer"] is None, ""),),
     ),
-    Method(
+    CallMethod(
         "guidance_scale",
         "`guidance_scale` and a {guide} among the logits_processor ask for the same thing twice; give one of them",
-        (Pair(lambda facts: facts.given["guide"] is not None, ""),),
+        (CallPair(lambda facts: facts.given["guide"] is not None, ""),),
     ),
-    Method(
+    CallMethod(
         "token_healing",
         "`token_healing` chooses the last token again, and past_key_values may hold it; give one",
-        (Pair(lambda facts: facts.shape.has_cache, ""),),
+        (CallPair(lambda facts: facts.shape.has_cache, ""),),
     ),
 )
 OF_SEQUENCES: pairs.Method[pairs.ConfigFacts] = pairs.Method(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unspool.config import pairs
-from unspool.plan.pairs import Facts, Method, Pair
+from unspool.plan.pairs import CallMethod, CallPair, Facts
 
 DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
     lambda _: True,  # read if there is a drafter
@@ -25,24 +25,24 @@ DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
         ),
     ),
 )
-DRAFTED_ROWS = Method(
+DRAFTED_ROWS = CallMethod(
     "return_legacy_cache",
     "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different numbers "
     "of drafted tokens; leave it out",
-    (Pair(lambda facts: _count_rows(facts) > 1, ""),),
+    (CallPair(lambda facts: _count_rows(facts) > 1, ""),),
 )
 
 
-DRAFTED_SINGLY = Method(
+DRAFTED_SINGLY = CallMethod(
     lambda facts: bool(facts.info.why_single),
     "{info.why_single}, so it can't check several tokens of a draft at once; decode without a drafter",
-    (Pair(lambda _: True, ""),),
+    (CallPair(lambda _: True, ""),),
 )
-DRAFTED_UNEVENLY = Method(
+DRAFTED_UNEVENLY = CallMethod(
     lambda facts: bool(facts.given["why_even"]),
     "{why_even}, so drafts that one row of several refuses can't be left out; decode one prompt at a time, or "
     "without a drafter",
-    (Pair(lambda facts: _count_rows(facts) > 1, ""),),
+    (CallPair(lambda facts: _count_rows(facts) > 1, ""),),
 )
 
 
@@ -50,12 +50,12 @@ def _count_rows(facts: Facts) -> int:
     return facts.shape.num_rows * (facts.settings.num_return_sequences or 1)
 
 
-def _drafted_states(name: str) -> Method:
-    return Method(
+def _drafted_states(name: str) -> CallMethod:
+    return CallMethod(
         name,
         f"`{name}` gives one entry per step, and a drafter lets rows take different numbers of tokens; decode one row "
         "at a time, or without a drafter",
-        (Pair(lambda facts: _count_rows(facts) > 1, ""),),
+        (CallPair(lambda facts: _count_rows(facts) > 1, ""),),
     )
 
 
@@ -63,11 +63,11 @@ DRAFTED_STATES = (_drafted_states("output_hidden_states"), _drafted_states("outp
 
 _SAME_KIND = "use a draft model of the same kind, or prompt_lookup_num_tokens"
 
-ASSISTANT = Method(
+ASSISTANT = CallMethod(
     lambda facts: facts.given["assistant"] is not None,
     "`assistant_model` {why}",
     (
-        Pair(
+        CallPair(
             lambda facts: (
                 facts.given["relation"] == "same" and facts.given["assistant"].vocab_size != facts.info.vocab_size
             ),
@@ -75,19 +75,19 @@ ASSISTANT = Method(
             "would mean other texts; pass `tokenizer` and `assistant_tokenizer` to draft across tokenizers, or use a "
             "draft model with the same one",
         ),
-        Pair(
+        CallPair(
             lambda facts: facts.info.is_encoder_decoder and not facts.given["assistant"].is_encoder_decoder,
             f"is decoder-only and the model is an encoder-decoder; {_SAME_KIND}",
         ),
-        Pair(
+        CallPair(
             lambda facts: facts.given["assistant"].is_encoder_decoder and not facts.info.is_encoder_decoder,
             f"is an encoder-decoder and the model is decoder-only; {_SAME_KIND}",
         ),
-        Pair(
+        CallPair(
             lambda facts: facts.shape.has_embeds,
             "reads tokens, and inputs_embeds are the model's own; pass input_ids, or use assistant_early_exit",
         ),
-        Pair(
+        CallPair(
             lambda facts: facts.given["relation"] != "same" and facts.info.is_encoder_decoder,
             "has another tokenizer than the model, and an encoder-decoder's source is not put into other tokens; use a "
             "draft model with the same tokenizer, or prompt_lookup_num_tokens",

@@ -5,70 +5,70 @@ from __future__ import annotations
 from unspool.config.modes import find_num_candidates
 from unspool.config.watermarking import GumbelWatermarkingConfig
 from unspool.errors import UnsupportedError
-from unspool.plan.pairs import Facts, Method, Pair
+from unspool.plan.pairs import CallMethod, CallPair, Facts
 
 
 def _has_encoder(facts: Facts) -> bool:
     return facts.info.is_encoder_decoder
 
 
-LOW_MEMORY = Method(
+LOW_MEMORY = CallMethod(
     lambda facts: facts.is_asked("low_memory"),  # a model's file may say it for its beams
     "`low_memory`, set {spoken[low_memory]}, reads the beams of a search in parts, or candidates of contrastive search "
     "one by one, and this is neither; set `num_beams` above 1, or `penalty_alpha` and `top_k`, or leave it out",
-    (Pair(lambda facts: facts.num_beams == 1 and not find_num_candidates(facts.settings), ""),),
+    (CallPair(lambda facts: facts.num_beams == 1 and not find_num_candidates(facts.settings), ""),),
 )
-DOLA = Method(
+DOLA = CallMethod(
     "dola_layers",
     "`dola_layers`={settings.dola_layers!r} can't be here: {why}",
     (
-        Pair(
+        CallPair(
             _has_encoder,
             "it is defined for decoder-only models, whose every layer predicts the next token, and this model has an "
             "encoder",
             UnsupportedError,
         ),
-        Pair(
+        CallPair(
             lambda facts: "early_logits" not in facts.info.can,
             "it reads the logits of earlier layers, and this model can't return them",
             UnsupportedError,
         ),
-        Pair(
+        CallPair(
             "num_beams",
             "its scores are differences between layers, not log-probabilities that beams could add up; leave out "
             "`num_beams`",
         ),
-        Pair("penalty_alpha", "contrastive search weighs the model's own probabilities; leave out `penalty_alpha`"),
-        Pair(
+        CallPair("penalty_alpha", "contrastive search weighs the model's own probabilities; leave out `penalty_alpha`"),
+        CallPair(
             "guidance_scale",
             "guidance weighs the log-probabilities of two prompts, and these are differences between layers; leave out "
             "`guidance_scale`",
         ),
     ),
 )
-GUIDANCE = Method(
+GUIDANCE = CallMethod(
     "guidance_scale",
     "`guidance_scale`={settings.guidance_scale!r} can't be here: {why}",
     (
-        Pair(
+        CallPair(
             "penalty_alpha",
             "contrastive search weighs the probabilities of one prompt, with a look ahead that the other rows don't "
             "take; leave out `penalty_alpha`",
         ),
-        Pair(
+        CallPair(
             lambda facts: _has_encoder(facts) and not facts.shape.has_negative,
             "an encoder must read something in place of the prompt; pass negative_prompt_ids (or negative_prompt)",
         ),
-        Pair(
+        CallPair(
             lambda facts: _has_encoder(facts) and facts.shape.has_cache,
             "past_key_values hold the prompt's encoded text and not the negative prompt's; leave them out",
         ),
-        Pair(
+        CallPair(
             lambda facts: not facts.shape.width and not facts.shape.has_negative,
             "without a negative prompt it starts from the prompt's last token, and inputs_embeds have none; pass "
             "negative_prompt_ids, or input_ids beside the embeddings",
         ),
-        Pair(
+        CallPair(
             lambda facts: (
                 facts.shape.has_embeds
                 and (facts.is_on("output_hidden_states") or facts.is_on("output_attentions"))
@@ -79,36 +79,36 @@ GUIDANCE = Method(
         ),
     ),
 )
-STRICT = Method(
+STRICT = CallMethod(
     lambda facts: facts.is_asked("strict_constraints"),
     "`strict_constraints` is about what a constrained beam search must write, and nothing is forced; "
     "set num_beams and force_words_ids or constraints, or leave it out",
-    (Pair(lambda facts: not facts.is_constrained or facts.num_beams == 1, ""),),
+    (CallPair(lambda facts: not facts.is_constrained or facts.num_beams == 1, ""),),
 )
 
 
-def _beams_alone(name: str) -> Method:
-    return Method(
+def _beams_alone(name: str) -> CallMethod:
+    return CallMethod(
         lambda facts: facts.is_asked(name),
         f"`{name}`, set {{spoken[{name}]}}, is read by beam search alone; set `num_beams` above 1, or leave it out",
-        (Pair(lambda facts: facts.num_beams == 1, ""),),
+        (CallPair(lambda facts: facts.num_beams == 1, ""),),
     )
 
 
 BEAMS_ALONE = (_beams_alone("force_words_ids"), _beams_alone("return_beam_trace"))
-BEAMS = Method(
+BEAMS = CallMethod(
     "num_beams",
     "`{name}` does not go with num_beams={settings.num_beams}: {why}; leave one of them out",
     (
-        Pair("logprobs", "a beam's tokens are chosen together"),
-        Pair("mirostat_tau", "its state follows one sequence, and beams branch"),
-        Pair(
+        CallPair("logprobs", "a beam's tokens are chosen together"),
+        CallPair("mirostat_tau", "its state follows one sequence, and beams branch"),
+        CallPair(
             lambda facts: facts.num_beams % facts.num_groups != 0,
             "",
             message="`num_beams` ({settings.num_beams}) must be divisible by `num_beam_groups` "
             "({settings.num_beam_groups}): groups are of one size",
         ),
-        Pair(
+        CallPair(
             lambda facts: (facts.settings.diversity_penalty or 0.0) > 0.0 and facts.num_groups == 1,
             "",
             message="`diversity_penalty`={settings.diversity_penalty} is between groups of beams, and there is one "
@@ -116,11 +116,11 @@ BEAMS = Method(
         ),
     ),
 )
-CONTRASTIVE = Method(
+CONTRASTIVE = CallMethod(
     lambda facts: bool(find_num_candidates(facts.settings)),
     "`penalty_alpha` compares each candidate with the states of the whole text, {why}",
     (
-        Pair(
+        CallPair(
             lambda facts: facts.shape.cache_is_filled,
             "and past_key_values hold keys and values of its first part, not its states; leave past_key_values out, or "
             "begin with an empty cache",
@@ -129,15 +129,15 @@ CONTRASTIVE = Method(
 )
 
 
-def _another_strategy(name: str, off: str) -> Pair:
-    return Pair(
+def _another_strategy(name: str, off: str) -> CallPair:
+    return CallPair(
         name,
         f"and `{name}`={{value}}, set {{spoken[{name}]}}, for another way to decode; pass {off}, or leave "
         "`penalty_alpha` out",
     )
 
 
-CONTRASTIVE_ASKED = Method(
+CONTRASTIVE_ASKED = CallMethod(
     lambda facts: facts.is_asked("penalty_alpha"),
     "`penalty_alpha` asks for contrastive search, {why}",
     (_another_strategy("num_beams", "num_beams=1"), _another_strategy("do_sample", "do_sample=False")),
@@ -149,16 +149,16 @@ def _has_gumbel(facts: Facts) -> bool:
     return any(isinstance(one, GumbelWatermarkingConfig) for one in (marks if isinstance(marks, list) else [marks]))
 
 
-GUMBEL = Method(
+GUMBEL = CallMethod(
     _has_gumbel,  # it draws its tokens itself
     "the Gumbel watermark, set {spoken[watermarking_config]}, {why}",
     (
-        Pair(
+        CallPair(
             lambda facts: not facts.settings.do_sample or facts.num_beams > 1,
             "is a way to sample, and this call does not sample one token at a time; set do_sample=True without beams, "
             "or use a WatermarkingConfig, which marks every way to decode",
         ),
-        Pair(
+        CallPair(
             "num_return_sequences",
             "draws the same text for the same prompt and key, so num_return_sequences={value} would give copies; ask "
             "for one, or give prompts of the same text keys of their own (a list in `watermarking_config`)",

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from unspool.config.modes import find_num_candidates
 from unspool.errors import UnsupportedError
-from unspool.plan.pairs import Method, Pair
+from unspool.plan.pairs import CallMethod, CallPair
 
 
-def _can_not(ability: str, hint: str = "") -> tuple[Pair, ...]:
-    return (Pair(lambda facts: ability not in facts.info.can, hint, UnsupportedError),)
+def _can_not(ability: str, hint: str = "") -> tuple[CallPair, ...]:
+    return (CallPair(lambda facts: ability not in facts.info.can, hint, UnsupportedError),)
 
 
-def _in_pieces(states: str) -> Method:
-    return Method(
+def _in_pieces(states: str) -> CallMethod:
+    return CallMethod(
         states,
         f"`{{name}}` reads the prompt in pieces and `{states}` returns the prompt's states whole; ask for one of them",
-        (Pair("prefill_chunk_size", ""), Pair("prompt_logprobs", "")),
+        (CallPair("prefill_chunk_size", ""), CallPair("prompt_logprobs", "")),
     )
 
 
 OF_MODEL = (
-    Method(
+    CallMethod(
         lambda facts: facts.settings.decoder_start_token_id is not None and "decoder_start_token_id" in facts.asked,
         "`decoder_start_token_id` begins the text of an encoder-decoder; {info.family} is none",
-        (Pair(lambda facts: not facts.info.is_encoder_decoder, ""),),
+        (CallPair(lambda facts: not facts.info.is_encoder_decoder, ""),),
     ),
-    Method(
+    CallMethod(
         "output_hidden_states",
         "`output_hidden_states` was asked for, and this {info.family} model can't return them; leave it out",
         _can_not("hidden_states"),
     ),
-    Method(
+    CallMethod(
         "output_attentions",
         "`output_attentions` was asked for, and this {info.family} model can't return them{why}; leave it out",
         _can_not("attentions", " (a transformers model can with attn_implementation='eager')"),
     ),
-    Method(
+    CallMethod(
         lambda facts: bool(find_num_candidates(facts.settings)),
         "`penalty_alpha`, set {spoken[penalty_alpha]}, asks for contrastive search, which compares hidden states, and "
         "a {info.family} model returns none; leave it out",
@@ -43,16 +43,18 @@ OF_MODEL = (
     ),
     _in_pieces("output_hidden_states"),
     _in_pieces("output_attentions"),
-    Method(
+    CallMethod(
         "prompt_logprobs",
         "`prompt_logprobs` can't be computed: {why}",
         (
-            Pair(
+            CallPair(
                 lambda facts: facts.info.is_encoder_decoder,
                 "an encoder-decoder model's prompt is not predicted token by token",
             ),
-            Pair(lambda facts: facts.shape.has_embeds, "inputs_embeds have no tokens"),
-            Pair(lambda facts: facts.shape.has_cache, "past_key_values hide the prompt's first part from the model"),
+            CallPair(lambda facts: facts.shape.has_embeds, "inputs_embeds have no tokens"),
+            CallPair(
+                lambda facts: facts.shape.has_cache, "past_key_values hide the prompt's first part from the model"
+            ),
         ),
     ),
 )
@@ -60,25 +62,27 @@ OF_MODEL = (
 # --- compiled steps ---
 
 _COMPILED = "`{wish}`, set {origin}, asks for compiled steps, and {why}"
-COMPILABLE = Method(
+COMPILABLE = CallMethod(
     lambda _: True,  # read if compiled steps were asked for
     _COMPILED,
     (
-        Pair(
+        CallPair(
             lambda facts: "compile" not in facts.info.can,
             "those of a {info.family} model can't be compiled yet; leave it out",
             UnsupportedError,
         ),
     ),
 )
-COMPILED = Method(
+COMPILED = CallMethod(
     lambda _: True,
     _COMPILED + "; leave one of them out",
     (
-        Pair(lambda facts: facts.settings.use_cache is False, "`use_cache`=False reads every text anew at every step"),
-        Pair("output_hidden_states", "`{name}` returns what a compiled step does not keep"),
-        Pair("output_attentions", "`{name}` returns what a compiled step does not keep"),
-        Pair(
+        CallPair(
+            lambda facts: facts.settings.use_cache is False, "`use_cache`=False reads every text anew at every step"
+        ),
+        CallPair("output_hidden_states", "`{name}` returns what a compiled step does not keep"),
+        CallPair("output_attentions", "`{name}` returns what a compiled step does not keep"),
+        CallPair(
             lambda facts: not facts.given["is_plain"],
             "this cache does not keep its keys in plain buffers; use a 'dynamic' or 'static' one",
         ),
@@ -88,27 +92,27 @@ COMPILED = Method(
 # --- the cache ---
 
 
-def _makes_another(name: str) -> Pair:
-    return Pair(
+def _makes_another(name: str) -> CallPair:
+    return CallPair(
         lambda facts: facts.is_asked(name),
         "",
         message=f"`{name}` says what cache to make and past_key_values is one already; leave one of them out",
     )
 
 
-GIVEN_CACHE = Method(
+GIVEN_CACHE = CallMethod(
     lambda facts: facts.shape.has_cache,
     "past_key_values were given and {why}; leave one of them out",
     (
-        Pair(lambda facts: facts.settings.use_cache is False, "`use_cache` is False"),
+        CallPair(lambda facts: facts.settings.use_cache is False, "`use_cache` is False"),
         *(_makes_another(name) for name in ("cache_implementation", "cache_config", "max_cache_len")),
     ),
 )
-LEGACY_CACHE = Method(
+LEGACY_CACHE = CallMethod(
     "return_legacy_cache",
     "`return_legacy_cache` gives tuples, which can't hold {why}; leave it out",
     (
-        Pair(lambda facts: facts.cache_kind != "dynamic", "a {cache_kind} cache"),
-        Pair(lambda facts: facts.shape.is_ragged, "rows of different lengths"),
+        CallPair(lambda facts: facts.cache_kind != "dynamic", "a {cache_kind} cache"),
+        CallPair(lambda facts: facts.shape.is_ragged, "rows of different lengths"),
     ),
 )

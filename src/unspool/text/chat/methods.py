@@ -47,7 +47,7 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = {
 }
 
 
-class Method:
+class TemplateMethod:
     """A method that was looked up by a template; nothing else of a value can be called."""
 
     __slots__ = ("_function",)
@@ -59,7 +59,7 @@ class Method:
         return self._function(*args, **kwargs)
 
 
-def find_method(text: str, name: str) -> Method | None:
+def find_method(text: str, name: str) -> TemplateMethod | None:
     """A string's method by its name, if chat templates may call it; `format` is the environment's."""
     check = _CHECKS.get(name)
     if check is None:
@@ -69,7 +69,7 @@ def find_method(text: str, name: str) -> Method | None:
         check(text, *args, **kwargs)
         return getattr(text, name)(*args, **kwargs)
 
-    return Method(join_all(text) if name == "join" else call)
+    return TemplateMethod(join_all(text) if name == "join" else call)
 
 
 def join_all(separator: str) -> Callable[[Any], str]:

@@ -18,7 +18,7 @@ from unspool.text.chat.budget import ChatNamespace, Counted, check_bits, check_k
 from unspool.text.chat.filters import make_filters, make_tests
 from unspool.text.chat.formats import format_braces, format_printf
 from unspool.text.chat.instrument import INSTRUMENT_FILTERS, join_output
-from unspool.text.chat.methods import ATTRIBUTES, Method, check_product, find_method
+from unspool.text.chat.methods import ATTRIBUTES, TemplateMethod, check_product, find_method
 from unspool.text.chat.writing import to_text
 
 MAX_RANGE = 100_000
@@ -121,16 +121,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """A method or attribute that is known to be harmless, or None."""
         if isinstance(obj, str):
             if name == "format":
-                return Method(lambda *args, **kwargs: format_braces(obj, args, kwargs, self._look_up))
+                return TemplateMethod(lambda *args, **kwargs: format_braces(obj, args, kwargs, self._look_up))
             if name == "format_map":
-                return Method(lambda mapping: format_braces(obj, (), mapping, self._look_up))
+                return TemplateMethod(lambda mapping: format_braces(obj, (), mapping, self._look_up))
             return find_method(obj, name)
         if isinstance(obj, ChatNamespace):
             return None  # its names are items
         for kind, names in ATTRIBUTES.items():
             if isinstance(obj, kind) and name in names:
                 value = getattr(obj, name)
-                return Method(value) if callable(value) and not isinstance(value, _CALLABLES) else value
+                return TemplateMethod(value) if callable(value) and not isinstance(value, _CALLABLES) else value
         if isinstance(obj, tuple) and name in getattr(obj, "_fields", ()):  # `groupby`'s grouper and list
             return getattr(obj, name)
         return None
@@ -141,7 +141,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 _OPERANDS = (int, float, str, list, tuple, jinja2.runtime.Undefined)
 _CALLABLES = (
-    *(Method, jinja2.runtime.Macro, jinja2.runtime.LoopContext, jinja2.runtime.Undefined, jinja2.utils.Joiner),
+    *(TemplateMethod, jinja2.runtime.Macro, jinja2.runtime.LoopContext, jinja2.runtime.Undefined, jinja2.utils.Joiner),
 )
 
 

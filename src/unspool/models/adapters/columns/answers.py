@@ -7,7 +7,45 @@ from typing import Any
 
 import torch
 
+from unspool.errors import UnsupportedError
+from unspool.models.adapters.adapted import AdaptedModel
+from unspool.models.adapters.columns.state import Columns
 from unspool.protocols import Forward, Want
+
+
+def choose_logits(logits: torch.Tensor, columns: Columns, last: torch.Tensor, num_new: int, want: Want) -> torch.Tensor:
+    """The logits that are wanted: those of the new columns, right-filled, or of each row's last one."""
+    if want.logits == "all":
+        return pack_columns(logits[:, -num_new:], columns.mask[:, -num_new:])
+    if logits.shape[1] == 1:
+        return logits[:, -1]
+    place = last - (columns.width - logits.shape[1])
+    return logits[torch.arange(len(place), device=logits.device), place.clamp(min=0).to(logits.device)]
+
+
+def take_states(
+    forward: Forward,
+    states: tuple[torch.Tensor, ...],  # the layers'
+    columns: Columns,
+    last: torch.Tensor,
+    num_new: int,
+    want: Want,
+    model: AdaptedModel,
+) -> None:
+    """Give an answer the hidden states that are wanted, and what the model's head makes of early ones."""
+    if (want.last_states or want.early) and (states[-1].dim() != 3 or states[-1].shape[1] < num_new):
+        raise UnsupportedError(
+            f"{type(model.inner).__name__} returns hidden states {tuple(states[-1].shape)} for {num_new} tokens, a "
+            "layout of its own; contrastive search and DoLa need one state per token"
+        )
+    if want.hidden_states:
+        forward.hidden_states = states
+    if want.last_states:
+        forward.last_states = pack_columns(states[-1][:, -num_new:], columns.mask[:, -num_new:])
+    if want.early:
+        head, row = model.get_output_embeddings(), torch.arange(len(last), device=model.device)
+        place = last - (columns.width - states[0].shape[1])
+        forward.early_logits = tuple(head(states[layer][row, place]) for layer in want.early)
 
 
 def join_passes(made: list[Forward], want: Want) -> Forward:

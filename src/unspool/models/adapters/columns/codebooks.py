@@ -42,9 +42,13 @@ class CodebookModel(ColumnModel):
         self, model: Any, description: Description, call: CallInputs, pattern: torch.Tensor, scale: float | None
     ) -> None:
         super().__init__(model, description, call)
-        self.is_pair = True
         self.pattern = pattern  # (rows, columns): what each column must hold, -1 where it is to be written
         self.scale = scale
+
+    @property
+    def is_pair(self) -> bool:
+        """Always: the text has an encoder."""
+        return True
 
     def new_cache(
         self,

@@ -19,7 +19,8 @@ from unspool.cache import Cache
 from unspool.config import CompileConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
-from unspool.models.adapters.columns.answers import join_passes, lighten, pack_columns
+from unspool.models.adapters.columns.answers import choose_logits, join_passes, lighten, take_states
+from unspool.models.adapters.columns.inputs import PassInputs
 from unspool.models.adapters.columns.state import ColumnCache, Columns
 from unspool.models.adapters.description import Description, has_leading_streams, keeps_states
 from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
@@ -35,7 +36,6 @@ _KINDS = {  # ours to what transformers' GenerationConfig calls it
     "offloaded_static": "offloaded_static",
     "quantized": "quantized",
 }
-_TYPES = ("token_type_ids", "mm_token_type_ids")  # inputs with a number per column
 IN_COLUMNS = "a transformers model runs its own forward over its own cache"
 
 
@@ -59,8 +59,13 @@ class ColumnModel(AdaptedModel):
     def __init__(self, model: Any, description: Description, call: CallInputs) -> None:
         super().__init__(model, description)
         self.call = call
-        self.is_pair = description.info.is_encoder_decoder
+        self._inputs = PassInputs(model, description, is_pair=self.is_pair)
         self.info = replace(self.info, why_even=self._explain_even())
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether inputs of the decoder are named apart from those of an encoder."""
+        return self.info.is_encoder_decoder
 
     @property
     def prepared(self) -> PreparedRows:
@@ -109,7 +114,7 @@ class ColumnModel(AdaptedModel):
         if self.call.inputs.get(self._name_past()) is None and "past_key_values" not in self.description.arguments:
             cache = ColumnCache(self.inner, columns, dict(self.call.inputs), keeps_past=False, name="past_key_values")
             cache.columns = columns
-            asked = self._make_inputs(cache, columns.width, is_first=True).get("input_ids")
+            asked = self._inputs.make(cache, columns.width, is_first=True).get("input_ids")
             if asked is not None and asked.shape[1] > columns.width:
                 return f"{kind} predicts at a column that it adds itself, once a pass"
         return f"{kind} takes no positions" if columns.positions is None else ""
@@ -270,28 +275,8 @@ class ColumnModel(AdaptedModel):
         columns, num_new = cache.columns, tokens.shape[1]
         place = torch.arange(num_new, device=columns.mask.device)
         columns.append(tokens, place < torch.tensor(list(real), device=place.device)[:, None])
-        if cache.output is not None:
-            cache.inputs = self._follow(cache, num_new)
-        else:
-            cache.inputs = {name: _extend(name, value, num_new) for name, value in cache.inputs.items()}
+        cache.inputs = self._inputs.follow(cache, num_new)
         cache.lengths = [length + count for length, count in zip(cache.lengths, real, strict=True)]
-
-    def _follow(self, cache: ColumnCache, num_new: int) -> dict[str, Any]:
-        """The model's inputs for columns that were added, by its own rule."""
-        update = self.inner._update_model_kwargs_for_generation
-        arguments: dict[str, Any] = {"is_encoder_decoder": self.is_pair, "num_new_tokens": 1}
-        types = {name: value for name, value in cache.inputs.items() if name in _TYPES}
-        managed = (*self._managed, *_TYPES)
-        followed = {name: value for name, value in cache.inputs.items() if name not in managed}
-        for _ in range(num_new):  # some models add one column, however many are new
-            followed = dict(update(cache.output, followed, **arguments))
-        return followed | {name: _extend(name, value, num_new) for name, value in types.items()}
-
-    @property
-    def _managed(self) -> tuple[str, ...]:
-        """Inputs that follow from the columns."""
-        prefix = "decoder_" if self.is_pair else ""
-        return (f"{prefix}attention_mask", f"{prefix}position_ids")
 
     def _run(self, cache: ColumnCache, num_new: int, want: Want, *, is_first: bool) -> Forward:
         columns = cache.columns
@@ -299,7 +284,7 @@ class ColumnModel(AdaptedModel):
         num_read = columns.num_read if cache.keeps_past else 0
         last = columns.find_last()
         num_asked = columns.width - num_read
-        inputs = self._make_inputs(cache, num_asked, is_first=is_first)
+        inputs = self._inputs.make(cache, num_asked, is_first=is_first)
         asked = inputs.get("input_ids")
         if is_first and asked is not None and asked.shape[1] > num_asked:
             cache.answers_once = True
@@ -339,35 +324,6 @@ class ColumnModel(AdaptedModel):
         columns.num_read = columns.width if cache.keeps_past else 0
         return join_passes(made[-num_new:], want)
 
-    def _make_inputs(self, cache: ColumnCache, num_asked: int, *, is_first: bool) -> dict[str, Any]:
-        columns = cache.columns
-        assert columns is not None
-        prepare, inputs = self.inner.prepare_inputs_for_generation, dict(cache.inputs)
-        mask_name, position_name = self._managed
-        takes_mask = "attention_mask" in self.description.arguments
-        if self.is_pair:
-            takes_mask = mask_name in cache.first_inputs or not bool(columns.mask.all())
-        if takes_mask:
-            inputs[mask_name] = columns.mask.long()
-        if columns.positions is not None:
-            inputs[position_name] = columns.positions
-        known = inspect.signature(_find_base(self.inner).prepare_inputs_for_generation).parameters
-        if "next_sequence_length" in known:
-            is_part = cache.keeps_past and num_asked < columns.width
-            inputs["next_sequence_length"] = num_asked if is_part else None
-        else:
-            first = columns.width - num_asked
-            inputs["cache_position"] = torch.arange(first, columns.width, device=columns.ids.device)
-        if "is_first_iteration" in known:
-            inputs["is_first_iteration"] = is_first
-        ids = columns.ids
-        if is_first and "inputs_embeds" in inputs and columns.width > self.call.prompt.width:
-            # Read anew at every step: what follows the embeddings is embedded here.
-            more = self.inner.get_input_embeddings()(ids[:, self.call.prompt.width :])
-            inputs["inputs_embeds"] = torch.cat((inputs["inputs_embeds"], more.to(self.dtype)), dim=1)
-        with name_failures(self.inner):
-            return dict(prepare(ids, **inputs))
-
     def _find_call(self, cache: ColumnCache, is_first: bool) -> Any:
         """The model's forward: compiled for steps, if that was asked for."""
         config = self.call.compiling
@@ -395,62 +351,26 @@ class ColumnModel(AdaptedModel):
 
     # --- what a pass returned ------------------------------------------------------------------------
     def _read(self, made: Any, columns: Columns, last: torch.Tensor, num_new: int, want: Want) -> Forward:
-        logits = made.logits
-        if want.logits == "all":
-            logits = pack_columns(logits[:, -num_new:], columns.mask[:, -num_new:])
-        elif logits.shape[1] == 1:
-            logits = logits[:, -1]
-        else:
-            place = last - (columns.width - logits.shape[1])
-            logits = logits[torch.arange(len(place), device=logits.device), place.clamp(min=0).to(logits.device)]
         forward = Forward(
-            logits.to(self.device),
+            choose_logits(made.logits, columns, last, num_new, want).to(self.device),
             state_rows=int(has_leading_streams(self.description.config)),
             is_laid_out=True,
             path_reason=f"{IN_COLUMNS}: {self.call.why}",
         )
         prefix = "decoder_" if self.is_pair else ""
         states = getattr(made, f"{prefix}hidden_states", None)
-        if (want.last_states or want.early) and states is not None:
-            self._check_states(states[-1], num_new)
-        if want.hidden_states and states is not None:
-            forward.hidden_states = states
-        if want.last_states and states is not None:
-            forward.last_states = pack_columns(states[-1][:, -num_new:], columns.mask[:, -num_new:])
-        if want.early and states is not None:
-            head, row = self.get_output_embeddings(), torch.arange(len(last), device=self.device)
-            place = last - (columns.width - states[0].shape[1])
-            forward.early_logits = tuple(head(states[layer][row, place]) for layer in want.early)
+        if states is not None:
+            take_states(forward, states, columns, last, num_new, want, self)
         if want.attentions:
             forward.attentions = self._read_weights(getattr(made, f"{prefix}attentions", None))
             if self.is_pair:
                 forward.cross_attentions = self._read_weights(made.cross_attentions)
         return forward
 
-    def _check_states(self, states: torch.Tensor, num_new: int) -> None:
-        if states.dim() != 3 or states.shape[1] < num_new:
-            raise UnsupportedError(
-                f"{type(self.inner).__name__} returns hidden states {tuple(states.shape)} for {num_new} tokens, a "
-                "layout of its own; contrastive search and DoLa need one state per token"
-            )
-
     def _read_weights(self, weights: Any) -> tuple[Any, ...]:
         """Attention weights as the model returned them: some layers have none, and some models return lists."""
         made: tuple[Any, ...] = weights if weights is not None else ()
         return made
-
-
-def _extend(name: str, value: Any, num_new: int) -> Any:
-    """Inputs with a number per column, for columns that are read together with the prompt."""
-    if name not in _TYPES or not isinstance(value, torch.Tensor):
-        return value
-    last = value[:, -1:] if name == "token_type_ids" else torch.zeros_like(value[:, -1:])
-    return torch.cat((value, last.expand(-1, num_new)), dim=1)
-
-
-def _find_base(model: Any) -> Any:
-    """transformers' own mixin, whose signature says which arguments its release has."""
-    return next(kind for kind in type(model).__mro__ if kind.__name__ == "GenerationMixin")
 
 
 def _find_encoding(model: Any) -> Any:

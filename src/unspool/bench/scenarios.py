@@ -1,4 +1,4 @@
-"""What is measured: each work is a number of prompts, their length, and how a call's times become one figure."""
+"""What is measured: each scenario is a number of prompts, their length, and how a call's times become one figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unspool.bench.engine import Timing
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Scenario:
     """One column of the table."""
 
     name: str  # of its kind: as in `--only` and `TimedEngine.can`
@@ -30,19 +30,21 @@ NUM_BEAMS: Final = 4
 _FEW_ROWS: Final = 8
 
 
-def list_works(benchmark: Benchmark) -> list[Work]:
-    """The works of a benchmark, in the table's order."""
+def list_scenarios(benchmark: Benchmark) -> list[Scenario]:
+    """The scenarios of a benchmark, in the table's order."""
     prompt, new = benchmark.prompt, benchmark.new
-    works = [
+    scenarios = [
         *(
-            Work("decode", f"decode ×{rows}", "ms a step", rows, prompt, new, _read_steps, is_step=True)
+            Scenario("decode", f"decode ×{rows}", "ms a step", rows, prompt, new, _read_steps, is_step=True)
             for rows in (1, _FEW_ROWS)
         ),
-        Work("prefill", f"prefill {benchmark.prefill}", "ms", 1, benchmark.prefill, 1, _read_prompt),
-        Work("beam", f"beam {NUM_BEAMS}", "ms a step", 1, prompt, new, _read_mean, num_beams=NUM_BEAMS),
-        Work("batch", f"batch {benchmark.batch}", "tokens/s", benchmark.batch, prompt, new, _read_rate, is_rate=True),
+        Scenario("prefill", f"prefill {benchmark.prefill}", "ms", 1, benchmark.prefill, 1, _read_prompt),
+        Scenario("beam", f"beam {NUM_BEAMS}", "ms a step", 1, prompt, new, _read_mean, num_beams=NUM_BEAMS),
+        Scenario(
+            "batch", f"batch {benchmark.batch}", "tokens/s", benchmark.batch, prompt, new, _read_rate, is_rate=True
+        ),
     ]
-    return [work for work in works if work.name in benchmark.only]
+    return [scenario for scenario in scenarios if scenario.name in benchmark.only]
 
 
 def _read_steps(timing: Timing) -> list[float]:
@@ -66,6 +68,6 @@ def _read_rate(timing: Timing) -> list[float]:
     return [sum(map(len, timing.tokens)) / timing.total]
 
 
-def count_calls(works: Sequence[Work], num_engines: int, rounds: int) -> int:
+def count_calls(scenarios: Sequence[Scenario], num_engines: int, rounds: int) -> int:
     """The number of calls of a whole run, including warm-up: the total of the progress bar."""
-    return len(works) * num_engines * (rounds + 1)
+    return len(scenarios) * num_engines * (rounds + 1)
