@@ -317,10 +317,10 @@ static void check_crowding(void) {
         int64_t now = 5000 * ms, longest = 0;
         us_note_call(&c, most, most, ms / 2, ms, now);
         expect_threads(us_choose_size(&c, most, now) == most, "a short wait took threads away");
-        us_note_call(&c, most, most, (most - 1) * 2 * ms, 10 * ms, now);
+        us_note_call(&c, most, most, 2 * ms, 10 * ms, now);
         expect_threads(us_choose_size(&c, most, now) == most, "a fifth of the time took threads away");
         for (int turn = 0; turn < 20; turn++) {
-            us_note_call(&c, most, most, (most - 1) * 9 * ms, 10 * ms, now);
+            us_note_call(&c, most, most, 9 * ms, 10 * ms, now);
             const int32_t fewer = us_choose_size(&c, most, now);
             expect_threads(fewer >= 1 && fewer < most, "a crowded call left all threads");
             us_note_call(&c, fewer, most, 0, 10 * ms, now);

@@ -1,9 +1,10 @@
 /* How many threads a call gets while other programs want the same cores.
  *
  * A thread that has no core makes all others of its team wait, at each of the hundreds of meetings of a step, and a system
- * that shares two cores among many programs runs both threads of a team at once only now and then. So when a call loses
- * much of its time to such waits, the next ones are given fewer threads, which need nobody else; now and then one with all
- * of them tells whether the others are gone. How many threads there are changes no bit of a result.
+ * that shares two cores among many programs runs both threads of a team at once only now and then. So when the threads of a
+ * call had no core for much of its time, the next ones are given fewer, which need nobody else; now and then one with all
+ * of them tells whether the others are gone. Time in which a thread waits for another that has more to do is no such time:
+ * it has a core. How many threads there are changes no bit of a result.
  */
 #ifndef UNSPOOL_CROWDING_H
 #define UNSPOOL_CROWDING_H
@@ -11,7 +12,7 @@
 #include <stdint.h>
 
 /* Nanoseconds. */
-#define LEAST_LOST 1000000     /* less than this tells nothing: a thread was asleep, say */
+#define LEAST_MISSED 1000000   /* less than this tells nothing: a thread was asleep, say */
 #define SHORTEST_PAUSE 20000000 /* until a call is tried with all threads */
 #define LONGEST_PAUSE 1000000000
 
@@ -25,15 +26,14 @@ static inline int32_t us_choose_size(const us_crowding *c, int32_t most, int64_t
     return c->size && c->size < most && now < c->until ? c->size : most;
 }
 
-/* Whether `size` threads that waited `lost` nanoseconds together, of `spent` that have passed, have lost a quarter of them. */
-static inline int us_is_crowded(int32_t size, int64_t lost, int64_t spent) {
-    return lost > LEAST_LOST && lost / (size - 1) > spent / 4;
-}
+/* Whether threads that had no core for `missed` nanoseconds together, of `spent` that have passed, held each other up for a
+ * quarter of them. */
+static inline int us_is_crowded(int64_t missed, int64_t spent) { return missed > LEAST_MISSED && missed > spent / 4; }
 
 /* Note how a call of `size` threads went, of `most` that it could have had. */
-static inline void us_note_call(us_crowding *c, int32_t size, int32_t most, int64_t lost, int64_t spent, int64_t now) {
+static inline void us_note_call(us_crowding *c, int32_t size, int32_t most, int64_t missed, int64_t spent, int64_t now) {
     if (size == 1) return;
-    if (us_is_crowded(size, lost, spent)) {
+    if (us_is_crowded(missed, spent)) {
         const int32_t fewer = size - (size < 8 ? 1 : size / 4);
         if (!c->size || fewer < c->size) c->size = fewer;
         c->pause = c->pause ? 2 * c->pause : SHORTEST_PAUSE;

@@ -246,7 +246,7 @@ void us_read_super(const uint8_t *tile, int32_t kind, int32_t row, us_super_row 
 struct us_team {
     int32_t size;
     int64_t begun;                /* when the call did, in nanoseconds */
-    _Alignas(64) atomic_llong lost; /* nanoseconds that threads have waited for others, short waits left out */
+    _Alignas(64) atomic_llong worked; /* nanoseconds that its threads have had a core for since, as far as they have noted it */
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int phase;
 };
@@ -255,7 +255,8 @@ int32_t us_gather(int32_t threads);                 /* take the team for one cal
 void us_do(us_task task, const void *argument);      /* let all of them work, and give the team back */
 void us_leave(void);                                 /* give it back without work */
 void us_meet(us_team *team);                         /* wait for all threads of the team */
-int us_is_late(const us_team *team);                 /* whether they wait so much that fewer would do better (crowding.h) */
+void us_note_time(us_team *team);                    /* count what the calling thread has worked since it last did */
+int us_is_late(us_team *team);                       /* whether they lack cores so much that fewer would do better (crowding.h) */
 
 extern const us_kernels us_plain;
 #if defined(__aarch64__)

@@ -287,6 +287,7 @@ static void run_steps(const void *argument, int32_t thread, us_team *team) {
     us_steps *steps = task->steps;
     for (int32_t step = steps->num_done + 1;; step++) {
         run_pass(task->model, job, thread, team);
+        if (team->size > 1) us_note_time(team);
         us_meet(team); /* the tokens are chosen */
         const int is_last = step == steps->num_steps || ends_here(steps, job->likeliest, job->num_tokens);
         if (!thread)

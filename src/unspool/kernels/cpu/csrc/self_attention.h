@@ -201,6 +201,7 @@ static float find_sink(const us_layer *layer, int32_t head, float most) {
     return layer->sinks ? expf(layer->sinks[head] - most) : 0.0f;
 }
 
+#define LEAST_KEYS 16 /* what a token costs beside its keys, in keys */
 #define MOST_RUN 16 /* tokens that read a part one after the other, while it is in the cache */
 
 /* Some key heads of a few tokens of one row. All heads read a part before any reads the next one: what lies side by side
@@ -238,6 +239,21 @@ static void attend_run(run *r, const us_layer *layer, int32_t l, int32_t token, 
         }
 }
 
+/* Where a thread's share of the call's tokens and key heads begins: all have about as many keys to read. */
+static int64_t find_share(const run *r, const us_layer *layer, int32_t thread) {
+    const int32_t KV = r->model->num_kv_heads, tokens = r->job->num_tokens;
+    int64_t costs[US_CHUNK], all = 0;
+    for (int32_t token = 0; token < tokens; token++) {
+        const int32_t keys = r->job->shared_counts[token] + r->job->own_places[token] + 1;
+        costs[token] = LEAST_KEYS + (layer->window && keys > layer->window ? layer->window : keys);
+        all += KV * costs[token];
+    }
+    int64_t left = all * thread / r->threads;
+    for (int32_t token = 0; token < tokens; left -= KV * costs[token++])
+        if (left < KV * costs[token]) return (int64_t)token * KV + left / costs[token];
+    return (int64_t)tokens * KV;
+}
+
 static void attend(run *r, const us_layer *layer, int32_t l) {
     const int32_t KV = r->model->num_kv_heads, tokens = r->job->num_tokens, parts = r->own_parts;
     int64_t first, last;
@@ -255,7 +271,9 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
             attend_kept(r, layer, l, (int32_t)(i / ((int64_t)parts * KV)), sweeps ? rest % KV : rest / parts,
                         sweeps ? rest / KV : rest % parts);
         }
-    } else
+    } else {
+        first = find_share(r, layer, r->thread);
+        last = find_share(r, layer, r->thread + 1);
         for (int64_t i = first; i < last;) { /* whole tokens of one row together, and at the ends some heads of one */
             const int32_t token = (int32_t)(i / KV), kv = (int32_t)(i % KV), whole = kv ? 0 : (int32_t)((last - i) / KV);
             const int32_t *rows = r->job->own_rows + token, most = last - i < KV - kv ? (int32_t)(last - i) : KV - kv;
@@ -264,6 +282,7 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
             i += whole ? count * KV : most;
             attend_run(r, layer, l, token, count, i < last ? token + count : -1, kv, whole ? KV : most);
         }
+    }
     us_meet(r->team);
     if (!r->job->own.rooms) return;
     split((int64_t)tokens * KV, r->thread, r->threads, &first, &last);

@@ -29,10 +29,23 @@ static atomic_llong call_word; /* the present call: its number times 2^16, and h
 
 static inline int32_t count_called(long long word) { return (int32_t)(word & 0xffff); }
 
-static int64_t read_clock(void) {
+static _Thread_local int64_t noted; /* what a thread had worked when it last noted its time (nanoseconds) */
+
+static int64_t read_clock(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void us_note_time(us_team *team) {
+    const int64_t now = read_clock(CLOCK_THREAD_CPUTIME_ID);
+    atomic_fetch_add_explicit(&team->worked, now - noted, memory_order_relaxed);
+    noted = now;
+}
+
+/* What the threads of a call had no core for, of the time that has passed since it began. */
+static int64_t count_missed(us_team *team, int64_t spent) {
+    return team->size * spent - atomic_load_explicit(&team->worked, memory_order_relaxed);
 }
 
 static inline void rest(void) {
@@ -55,18 +68,18 @@ void us_meet(us_team *met) {
     int64_t since = 0, now = 0;
     for (int spins = 1; atomic_load_explicit(&met->phase, memory_order_acquire) == phase; spins++) {
         if (spins % SPINS_TO_LOOK == 0) {
-            now = read_clock();
+            now = read_clock(CLOCK_MONOTONIC);
             since = since ? since : now;
         }
         if (now - since < longest_spin || spins < SPINS_TO_LOOK) rest();
         else sched_yield();
     }
-    if (since) atomic_fetch_add_explicit(&met->lost, read_clock() - since, memory_order_relaxed);
 }
 
-int us_is_late(const us_team *asked) {
-    return asked->size > 1 && us_is_crowded(asked->size, atomic_load_explicit(&asked->lost, memory_order_relaxed),
-                                            read_clock() - asked->begun);
+int us_is_late(us_team *asked) {
+    if (asked->size == 1) return 0;
+    const int64_t spent = read_clock(CLOCK_MONOTONIC) - asked->begun;
+    return us_is_crowded(count_missed(asked, spent), spent);
 }
 
 /* Wait for a call that is not the last one seen. */
@@ -92,7 +105,9 @@ static void *work(void *number) {
         seen = wait_for_call(seen, thread);
         if (thread >= count_called(seen)) continue;
         if (!current) return NULL;
+        noted = read_clock(CLOCK_THREAD_CPUTIME_ID);
         current(current_argument, thread, &team);
+        us_note_time(&team);
         us_meet(&team);
     }
 }
@@ -138,21 +153,25 @@ int32_t us_gather(int32_t threads) {
     pthread_mutex_lock(&gate);
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads != num_threads) resize(threads < 1 ? 1 : threads);
-    team.begun = num_threads > 1 ? read_clock() : 0;
+    team.begun = num_threads > 1 ? read_clock(CLOCK_MONOTONIC) : 0;
     team.size = us_choose_size(&crowding, num_threads, team.begun);
-    atomic_store(&team.lost, 0);
+    atomic_store(&team.worked, 0);
     return team.size;
 }
 
 void us_leave(void) { pthread_mutex_unlock(&gate); }
 
 void us_do(us_task task, const void *argument) {
-    if (team.size > 1) call(task, argument);
+    if (team.size > 1) {
+        noted = read_clock(CLOCK_THREAD_CPUTIME_ID);
+        call(task, argument);
+    }
     task(argument, 0, &team);
     us_meet(&team); /* all are done: the caller may use what was computed, and call again */
     if (team.size > 1) {
-        const int64_t now = read_clock();
-        us_note_call(&crowding, team.size, num_threads, atomic_load(&team.lost), now - team.begun, now);
+        us_note_time(&team);
+        const int64_t now = read_clock(CLOCK_MONOTONIC), spent = now - team.begun;
+        us_note_call(&crowding, team.size, num_threads, count_missed(&team, spent), spent, now);
     }
     us_leave();
 }
