@@ -57,6 +57,19 @@ def test_copies_give_the_same_logits(pair_of: Callable[[str], Any], name: str) -
     assert list_kinds(rounded) == {0}
 
 
+@pytest.mark.skipif(
+    getattr(find_library(), "instructions", "") not in ("amx", "avx512"), reason="torch reads long prompts there"
+)
+def test_many_tokens_of_short_texts_have_the_same_bits_alone(pair_of: Callable[[str], Any]) -> None:
+    model = make(pair_of("llama"))
+    tokens = torch.randint(3, 60, (3, 40), generator=torch.Generator().manual_seed(1))
+    together = model.forward(tokens, model.new_cache("dynamic", rows=3))
+    assert together.path == "library", together.path_reason
+    for row in range(3):
+        alone = model.forward(tokens[row : row + 1], model.new_cache("dynamic", rows=1))
+        assert torch.equal(alone.logits[0], together.logits[row])
+
+
 def test_a_changed_matrix_has_no_copy(pair_of: Callable[[str], Any]) -> None:
     model, plain = make(pair_of("llama")), make(pair_of("llama"), packs=False)
     before = read(model)
