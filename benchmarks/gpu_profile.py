@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
+import tempfile
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
@@ -20,7 +24,9 @@ def profile_step(model: Any, batch: int, context: int, new: int = 1, most: int =
     want = Want(logits="all" if new > 1 else "last")
     model.forward(torch.randint(0, 1000, (batch, context), device="cuda"), cache)
     tokens = torch.randint(0, 1000, (batch, new), device="cuda")
-    profile_passes(lambda: model.forward(tokens, cache, want=want), f"{batch}x{context} x {new}", most)
+    name = f"{batch}x{context} x {new}"
+    profile_passes(lambda: model.forward(tokens, cache, want=want), name, most)
+    profile_layers(lambda: model.forward(tokens, cache, want=want), name, model.spec.num_layers)
 
 
 def profile_passes(run: Callable[[], Forward], name: str, most: int) -> None:
@@ -41,6 +47,66 @@ def profile_passes(run: Callable[[], Forward], name: str, most: int) -> None:
     for event in sorted(profile.key_averages(), key=lambda one: -one.device_time_total)[:most]:
         total, count = event.device_time_total / 5, event.count / 5
         print(f"{total:9.1f} us {count:6.1f} times {total / count:8.2f} us each  {event.key[:90]}")
+
+
+class Kernel(NamedTuple):
+    """A kernel of a pass: times in microseconds."""
+
+    name: str
+    lasts: float  # from its own begin, which may lie before the end of the kernel that it waits for
+    adds: float  # from the end of the kernel before it: over a pass, these add up to its time
+
+
+def list_kernels(run: Callable[[], object], passes: int = 4) -> list[list[Kernel]]:
+    """The kernels of some passes, each in the order in which they end."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(passes):
+            run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    times = sorted(
+        (one["ts"] + one["dur"], one["dur"], one["name"]) for one in events if "kernel" in str(one.get("cat"))
+    )
+    each = len(times) // passes
+    found = []
+    for first in range(0, each * passes, each):
+        ends = [end for end, *_ in times[first : first + each]]
+        ends.insert(0, ends[0] - times[first][1])  # the first kernel's begin
+        found.append(
+            [
+                Kernel(name, lasts, end - before)
+                for before, (end, lasts, name) in zip(ends[:-1], times[first : first + each], strict=True)
+            ]
+        )
+    return found
+
+
+def find_layers(names: list[str], num_layers: int) -> tuple[int, int]:
+    """Where the layers' kernels begin in a pass, and how many a layer has; (0, 0) if they are not alike."""
+    for size in range(2, len(names) // num_layers + 1):
+        for first in range(len(names) - num_layers * size + 1):
+            if names[first : first + num_layers * size] == names[first : first + size] * num_layers:
+                return first, size
+    return 0, 0
+
+
+def profile_layers(run: Callable[[], object], name: str, num_layers: int) -> None:
+    """Print what each kernel of a layer adds to a pass, the median of all layers, and what the others add."""
+    passes = list_kernels(run)
+    first, size = find_layers([one.name for one in passes[0]], num_layers)
+    whole = statistics.median(sum(one.adds for one in kernels) for kernels in passes)
+    print(f"{name}: {whole:.1f} us a pass under the profiler, {len(passes[0])} kernels, {size} a layer")
+    for slot in range(size):
+        alike = [one for kernels in passes for one in kernels[first : first + num_layers * size][slot::size]]
+        adds, lasts = (statistics.median(getattr(one, what) for one in alike) for what in ("adds", "lasts"))
+        print(f"{adds:9.2f} us, lasts {lasts:6.2f}  {alike[0].name[:60]}")
+    for place, one in enumerate(passes[0]):
+        if not first <= place < first + num_layers * size:
+            adds = statistics.median(kernels[place].adds for kernels in passes)
+            print(f"{adds:9.2f} us once, lasts {one.lasts:6.2f}  {one.name[:60]}")
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ from watermark_texts import (  # benchmarks/watermark_texts.py
     VOCAB,
     draw_curve,
     list_prompts,
+    sample_texts,
     score_texts,
     write_texts,
 )
@@ -167,17 +168,7 @@ def measure_speculation(num_texts: int, length: int) -> None:
             continue
         detector = unspool.WatermarkDetector(lm.model.info, "cpu", config, ignore_repeated_ngrams=True)
         for way, settings in ways.items():
-            made = lm.generate(
-                prompts,
-                max_new_tokens=length,
-                min_new_tokens=length,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                seed=list(range(num_texts)),
-                watermarking_config=config,
-                **settings,
-            )
+            made = sample_texts(lm, prompts, length, list(range(num_texts)), config, **settings)
             told = [detector(torch.tensor([row]), return_dict=True) for row in made.token_ids]
             found = statistics.fmean(float(one.p_value[0] <= 0.01) for one in told)
             z_score = statistics.fmean(float(one.z_score[0]) for one in told)

@@ -49,6 +49,21 @@ def list_prompts() -> list[str]:
     return [f"{opening} {topic}" for topic in TOPICS for opening in OPENINGS]
 
 
+def sample_texts(lm: Any, prompts: list[str], length: int, seeds: list[int], marking: Any, **settings: Any) -> Any:
+    """Texts of just this length, drawn from the model's own probabilities."""
+    return lm.generate(
+        prompts,
+        max_new_tokens=length,
+        min_new_tokens=length,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        seed=seeds,
+        watermarking_config=marking,
+        **settings,
+    )
+
+
 def write_texts(schemes: list[str], num_texts: int, folder: Path) -> None:
     """Generate every scheme's texts, a file for each batch: tokens, and how likely the model found them."""
     lm = unspool.load("smollm2-135m")
@@ -62,17 +77,8 @@ def write_texts(schemes: list[str], num_texts: int, folder: Path) -> None:
             if path.is_file():
                 continue
             begin = time.perf_counter()
-            made = lm.generate(
-                batch,
-                max_new_tokens=length,
-                min_new_tokens=length,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                seed=[1000 + length + first + place for place in range(len(batch))],
-                logprobs=0,
-                watermarking_config=SCHEMES[scheme],
-            )
+            seeds = [1000 + length + first + place for place in range(len(batch))]
+            made = sample_texts(lm, batch, length, seeds, SCHEMES[scheme], logprobs=0)
             assert made.logprobs is not None
             surprise = [[round(-one.logprob, 4) for one in row] for row in made.logprobs]
             part = path.with_suffix(".part")

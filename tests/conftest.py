@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import ssl
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ def pytest_configure() -> None:
     num_threads = max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     torch.set_num_threads(num_threads)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # for the processes that tests start
+    ssl.create_default_context = cache(ssl.create_default_context)  # httpx's clients would each read all certificates
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,11 @@
-"""The package's source as syntax trees, for tests about the code itself."""
+"""The package's source, for tests about the code itself."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,9 +14,45 @@ import unspool
 SOURCE = Path(unspool.__file__).parent
 
 
+@dataclass(frozen=True)
+class Import:
+    """A module and the names taken from it (none for `import module`)."""
+
+    module: str
+    names: tuple[str, ...] = ()
+    is_for_types: bool = False
+
+
 @lru_cache
-def read_source() -> dict[str, ast.Module]:
-    """Every file by its path in the package; parsed once, because that takes seconds."""
-    return {
-        str(path.relative_to(SOURCE)): ast.parse(path.read_text(), str(path)) for path in sorted(SOURCE.rglob("*.py"))
-    }
+def read_texts() -> dict[str, str]:
+    """Every file by its path in the package."""
+    return {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def parse_files(words: str) -> Iterator[tuple[str, ast.Module]]:
+    """The syntax trees of the files in which a pattern is found; to parse all of them takes seconds."""
+    pattern = re.compile(words)
+    for path, text in read_texts().items():
+        if pattern.search(text):
+            yield path, ast.parse(text, path)
+
+
+@lru_cache
+def read_imports() -> dict[str, list[Import]]:
+    """What every file imports, inside functions too; no tree is kept, for garbage collections would look through it."""
+    return {path: list(find_imports(tree.body)) for path, tree in parse_files("")}
+
+
+def find_imports(body: list[ast.stmt], *, for_types: bool = False) -> Iterator[Import]:
+    """The imports among statements and the statements inside them."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, is_for_types=for_types) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.module and not node.level:
+                yield Import(node.module, tuple(alias.name for alias in node.names), for_types)
+        else:
+            of_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            yield from find_imports(getattr(node, "body", []), for_types=for_types or of_types)
+            for part in ("orelse", "finalbody", "handlers", "cases"):
+                yield from find_imports(getattr(node, part, []), for_types=for_types)

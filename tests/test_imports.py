@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
+from collections.abc import Collection
 from pathlib import Path
 
-from tests.source import read_source
+from tests.source import Import, read_imports
 
 
-def find_imports() -> dict[str, set[str]]:
+def list_imports() -> dict[str, set[str]]:
     """Every module of the package and the modules of it that it imports, inside functions too, but not for types."""
-    modules = {_name(path): tree for path, tree in read_source().items()}
-    return {name: _read_imports(tree, modules) - {name} for name, tree in modules.items()}
+    modules = {_name(path): found for path, found in read_imports().items()}
+    return {name: _read_modules(found, modules) - {name} for name, found in modules.items()}
 
 
 def _name(path: str) -> str:
@@ -19,20 +19,13 @@ def _name(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _read_imports(tree: ast.AST, modules: dict[str, ast.Module]) -> set[str]:
+def _read_modules(imports: list[Import], modules: Collection[str]) -> set[str]:
     found: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in modules else node.module)
-        else:
-            found |= _read_imports(node, modules)
-    return found & modules.keys()
+    for one in imports:
+        if not one.is_for_types:
+            wholes = [f"{one.module}.{name}" for name in one.names] or [one.module]
+            found |= {whole if whole in modules else one.module for whole in wholes}
+    return {name for name in found if name in modules}
 
 
 def find_circles(imports: dict[str, set[str]]) -> list[set[str]]:
@@ -51,7 +44,7 @@ def find_circles(imports: dict[str, set[str]]) -> list[set[str]]:
 
 
 def test_no_import_circles() -> None:
-    imports = find_imports()
+    imports = list_imports()
     assert len(imports) > 300 and "unspool.decoding.rows" in imports["unspool.decoding.reader"]
     assert find_circles(imports) == []
 

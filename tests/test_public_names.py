@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import unspool
-from tests.source import SOURCE, read_source
+from tests.source import parse_files, read_imports, read_texts
 
 # Constructor parameters and methods of the reference (transformers 4.52.4), by name. What is not here yet comes with
 # the issue that builds it; what is here has these parameters, in this order, with these defaults.
@@ -227,15 +227,11 @@ def test_importing_everything_is_quick_and_light() -> None:
 
 
 @lru_cache
-def find_imports() -> list[tuple[str, str]]:
-    found = []
-    for path, tree in read_source().items():
+def list_imports() -> list[tuple[str, str]]:
+    found = [(path, one.module) for path, imports in read_imports().items() for one in imports]
+    for path, tree in parse_files(r"\b(import_module|__import__)\b"):
         for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found += [(path, alias.name) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.append((path, node.module))
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
                 if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
                     found.append((path, str(node.args[0].value)))
@@ -243,19 +239,19 @@ def find_imports() -> list[tuple[str, str]]:
 
 
 def test_the_source_is_read() -> None:
-    assert len(read_source()) > 40 and ("plan/lengths.py", "unspool.errors") in find_imports()
+    assert len(read_imports()) > 40 and ("plan/lengths.py", "unspool.errors") in list_imports()
 
 
 def test_transformers_is_imported_only_by_its_adapter() -> None:
-    users = {path for path, module in find_imports() if module.split(".")[0] == "transformers"}
+    users = {path for path, module in list_imports() if module.split(".")[0] == "transformers"}
     assert {path for path in users if not path.startswith("models/adapters/")} == set()
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     forbidden_modules = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "code"}
-    assert [(path, module) for path, module in find_imports() if module.split(".")[0] in forbidden_modules] == []
+    assert [(path, module) for path, module in list_imports() if module.split(".")[0] in forbidden_modules] == []
     bad = []
-    for path, tree in read_source().items():
+    for path, tree in parse_files(r"\b(eval|exec|__import__)\b|(?<!\.)\bcompile\b|\.\s*(load|save|system)\b"):
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
@@ -270,5 +266,5 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 
 def test_options_are_not_promised_for_later() -> None:
     marks = re.compile(r"#.*\b(TODO|FIXME|XXX)\b")
-    bad = [str(path) for path in sorted(SOURCE.rglob("*.py")) if marks.search(path.read_text())]
+    bad = [path for path, text in read_texts().items() if marks.search(text)]
     assert bad == []

@@ -314,3 +314,24 @@ def test_products_after_a_layer_norm(dtype: torch.dtype, outputs: int, inputs: i
         check(kept, normed, dtype)
         normed = kept.double()
     check(out, torch.nn.functional.linear(normed, matrix.double(), wide[2]).relu(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(24, 256), (21, 300)])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_after_a_norm_of_squares(
+    dtype: torch.dtype, outputs: int, inputs: int, is_gated: bool, has_bias: bool
+) -> None:
+    from unspool.kernels.gpu.products.norm_product import WarpTiling, multiply_normed
+
+    rows = 2 * outputs if is_gated else outputs
+    matrix, x, norm = random(rows, inputs, dtype=dtype), random(1, inputs, dtype=dtype) + 1, random(inputs, dtype=dtype)
+    bias = random(rows, dtype=dtype) if has_bias else None
+    out = random(1, outputs, dtype=dtype)
+    around = {"bias": bias, "activation": 2, "is_gated": is_gated}
+    multiply_normed(matrix, x, out, WarpTiling(2, 2), norm=norm, eps=1e-5, centres=False, **around)
+    normed = torch.nn.functional.rms_norm(x.double(), (inputs,), norm.double(), 1e-5)
+    made = torch.nn.functional.linear(normed, matrix.double(), None if bias is None else bias.double())
+    first, *second = made.split(outputs, dim=1)
+    check(out, first.relu() * second[0] if second else first.relu(), dtype)

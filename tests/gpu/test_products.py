@@ -129,19 +129,19 @@ def test_two_products_of_one_row(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("outputs", [64, 33])
-@pytest.mark.parametrize("biases", [(True, True), (False, True), (False, False)])
-def test_the_sum_of_two_products(dtype: torch.dtype, outputs: int, biases: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(("biases", "ahead"), [((True, True), 1), ((False, True), 4), ((False, False), 9)])
+def test_the_sum_of_two_products(dtype: torch.dtype, outputs: int, biases: tuple[bool, bool], ahead: int) -> None:
     from unspool.kernels.gpu.products.parallel_product import Branch, multiply_sum
     from unspool.kernels.gpu.products.row_product import RowTiling
 
-    inputs, out = (600, 200), random(1, outputs, dtype=dtype)
+    inputs, out = (600, 400), random(1, outputs, dtype=dtype)
     expected, given = out.double(), []
     for count, has_bias in zip(inputs, biases, strict=True):
         weight, bias = random(outputs, count, dtype=dtype), random(outputs, dtype=dtype) if has_bias else None
         x = random(1, count, dtype=dtype)
         given += [Branch(weight, bias), x]
         expected = expected + F.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
-    multiply_sum(*given, out, RowTiling(4, 256, 4))
+    multiply_sum(*given, out, RowTiling(4, 256, 4, ahead=ahead))
     check(out, expected, dtype)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.source import find_imports, parse_files
 from tests.text.chats import USER, render
 
-import unspool
 from unspool.errors import InputError, SettingError
 from unspool.text.chat import render_chat
 
@@ -209,12 +208,9 @@ def test_bad_tools(tools: Any) -> None:
 
 
 def test_templates_are_run_nowhere_else() -> None:
-    root = Path(unspool.__file__).parent
-    importing = set()
-    for path in root.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(name.split(".")[0] == "jinja2" for name in names):
-                importing.add(path.relative_to(root).parent.as_posix())
+    importing = {
+        Path(path).parent.as_posix()
+        for path, tree in parse_files(r"\bjinja2\b")
+        if any(one.module.split(".")[0] == "jinja2" for one in find_imports(tree.body))
+    }
     assert importing == {"text/chat"}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.cache import Cache, EncoderDecoderCache
-from unspool.errors import InputError, UnsupportedError
+from unspool.cache import Cache
+from unspool.errors import InputError
 from unspool.models.arrangement import Arrangement, read_mask
+from unspool.models.encoder_decoder.caches import check_pair
 from unspool.models.paths.path import Pass
 from unspool.outputs import Output
 from unspool.protocols import Encoded, Want
@@ -85,15 +86,6 @@ def call_pair(
         output.encoder_hidden_states = _each(source.unpack, encoded.hidden_states)
         output.encoder_attentions = _each(source.unpack_weights, encoded.attentions)
     return output if return_dict is None or return_dict else output.to_tuple()
-
-
-def check_pair(cache: Cache) -> EncoderDecoderCache:
-    """The cache, if it is an encoder-decoder's."""
-    if not isinstance(cache, EncoderDecoderCache):
-        raise UnsupportedError(
-            f"an encoder-decoder can't decode with a {type(cache).__name__}; use the EncoderDecoderCache of new_cache()"
-        )
-    return cache
 
 
 def _encode(

@@ -18,7 +18,8 @@ from unspool.kernels.ragged import Ragged
 from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
 from unspool.models.decoder.views import AttentionView, AttentionViews
-from unspool.models.encoder_decoder.call import call_pair, check_pair
+from unspool.models.encoder_decoder.caches import check_pair
+from unspool.models.encoder_decoder.call import call_pair
 from unspool.models.encoder_decoder.layers import CrossWeights, EncoderDecoderWeights, Stack, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec

@@ -14,7 +14,8 @@ from unspool.kernels.activations import find_activation
 from unspool.models.assembly import Progress
 from unspool.models.families.base import read_ids, refuse_quantised
 from unspool.models.families.entry import FamilyEntry
-from unspool.models.mamba.second import Mamba2, Mamba2Spec, assemble_mamba2
+from unspool.models.mamba.second import Mamba2, assemble_mamba2
+from unspool.models.mamba.second_weights import Mamba2Spec
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,47 +17,12 @@ from unspool.kernels.scan import convolve
 from unspool.models.assembly import Assembler, Progress
 from unspool.models.decoder.spec import NormSpec
 from unspool.models.mamba.model import Mamba, normalise, replay
-from unspool.models.mamba.weights import MambaSpec, StateSpace
+from unspool.models.mamba.second_weights import Mamba2Layer, Mamba2Spec, Mamba2Weights
+from unspool.models.mamba.weights import StateSpace
 from unspool.models.native import ModelConfig
 from unspool.models.paths.captured_heads import HeadWork
 from unspool.models.paths.captured_states import CapturedStates
-from unspool.models.weights import Embedding, Linear, Norm, WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2Spec(MambaSpec):
-    """A Mamba-2: what a Mamba has (but for the rank of time steps), its heads and their groups."""
-
-    num_heads: int = 1
-    num_groups: int = 1
-    least_time: float = 0.0  # bounds of a time step
-    most_time: float = math.inf
-
-    @property
-    def conv_size(self) -> int:
-        """Channels of the convolution."""
-        return self.inner_size + 2 * self.num_groups * self.state_size
-
-
-@dataclass(slots=True)
-class Mamba2Layer:
-    """One block's weights."""
-
-    norm: Norm
-    project_in: Linear  # the gate, the convolution's inputs, the heads' time steps
-    space: StateSpace
-    gated_norm: Norm
-    out: Linear
-
-
-@dataclass(slots=True)
-class Mamba2Weights:
-    """All of a Mamba-2's weights."""
-
-    embedding: Embedding
-    layers: list[Mamba2Layer]
-    final_norm: Norm
-    head: Linear
+from unspool.models.weights import Embedding, Linear, WeightSource
 
 
 class Mamba2(Mamba):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from unspool.models.mamba.second_weights import Mamba2Layer, Mamba2Spec, Mamba2Weights
 from unspool.models.paths.captured_states import StateWork
-
-if TYPE_CHECKING:
-    from unspool.models.mamba.second import Mamba2Layer, Mamba2Spec, Mamba2Weights
 
 _Buffers = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from unspool.cache import Cache
-from unspool.models.encoder_decoder.call import check_pair
+from unspool.models.encoder_decoder.caches import check_pair
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec

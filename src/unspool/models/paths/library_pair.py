@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unspool.cache import Cache, Span
 from unspool.models.decoder.views import AttentionViews
-from unspool.models.encoder_decoder.call import check_pair
+from unspool.models.encoder_decoder.caches import check_pair
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec

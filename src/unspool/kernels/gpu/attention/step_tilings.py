@@ -40,7 +40,7 @@ class AttentionTiling:
 
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
 ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B: some 5 % of a step
-ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(128, 128, 256, 8, 1)  # Qwen3-0.6B: 5 to 11 % of a step
+ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Qwen3-0.6B: 5 % of a step
 # The first keys early: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
 ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, is_eager=True)
 ONE_ROW_OF_SMALL_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8, is_eager=True)  # Phi-2: 2 %

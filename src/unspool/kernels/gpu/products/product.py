@@ -68,11 +68,12 @@ def multiply(
     around: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "adds": adds}
     before: dict[str, Any] = {"norm": norm, "eps": eps, "centres": centres, "shift": shift}
     if not isinstance(weight, Words):
-        is_kept = kept is not None and x.shape[0] == 1 and centres and not (adds or is_gated)  # as was measured
-        warps = choose_warp_tiling(weight) if is_kept else None
+        is_plain = x.shape[0] == 1 and addend is None and not adds
+        is_normed = kept is not None and not is_gated if centres else norm is not None  # as was measured
+        warps = choose_warp_tiling(weight, centres=centres) if is_plain and is_normed else None
         if warps is not None:
-            after: dict[str, Any] = {"bias": bias, "activation": activation, "kept": kept}
-            multiply_normed(weight, x, out, warps, norm=norm, eps=eps, shift=shift, **after)
+            after: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "kept": kept}
+            multiply_normed(weight, x, out, warps, **before, **after)
             return
         held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
         if held is not None:
