@@ -27,7 +27,7 @@ from unspool.shortage import explain_shortage
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK, "amx": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
-# Of one text; products with copies in bfloat16 are faster than torch's until attention over many keys is most of a pass.
+# Of one text: products with copies in bfloat16 are faster than torch's; attention over many keys is not.
 _MOST_NARROW: Final = {"amx": sys.maxsize, "avx512": 256}
 
 
