@@ -3,12 +3,14 @@
     python benchmarks/watermark.py --write [--schemes none,green,gumbel,synthid] [--texts 500]
     python benchmarks/watermark.py --score
     python benchmarks/watermark.py --cost [--device cuda --shape 8b --rows 32]
+    python benchmarks/watermark.py --choosing [--rows 32] [--shape 8b --layers 2]
     python benchmarks/watermark.py --speculation --texts 24 --length 100
     python benchmarks/watermark.py --sample-on cuda --out FILE
 
 `--write` generates texts with the default model (temperature 1, fixed seeds) into a folder, batch by batch, and goes on
 where it was stopped. `--score` detects them: the table and the curve of docs/watermarking.md. `--cost` times a decoding
-step's processors beside transformers'.
+step's processors beside transformers'. `--choosing` times what marks add to choosing tokens inside the steps of a CPU,
+which differs less from run to run than whole steps do.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from watermark_texts import (  # benchmarks/watermark_texts.py
 )
 
 import unspool
+from unspool.decoding.strategies.choosing import LogitsChoice
 from unspool.watermark.scoring import make_scorer
 
 HERE = Path(__file__).parent
@@ -112,19 +115,27 @@ def measure_costs(device: str, shape: str, rows: int, repeats: int) -> None:
             print(f"detecting {name} in 1,000 tokens: {took:.1f} ms")
 
 
+def load_model(device: str, shape: str, layers: int | None = None) -> Any:
+    """The default model, or one of random weights in the 8B shape, in 4 bits on a CPU."""
+    if shape != "8b":
+        return unspool.load("smollm2-135m", device=device).model
+    from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
+
+    from unspool.models.registry import build_model
+    from unspool.models.weights import MemorySource
+
+    config = make_config("8B")
+    config["num_hidden_layers"] = layers or config["num_hidden_layers"]
+    weights = MemorySource(make_weights(config, device))
+    settings: dict[str, Any] = {"device": torch.device(device), "dtype": torch.bfloat16}
+    if device == "cpu":
+        settings |= {"dtype": torch.float32, "packing": "int4"}
+    return build_model(config, weights, is_gguf=False, **settings)
+
+
 def measure_steps(device: str, shape: str, rows: int, repeats: int) -> dict[str, float]:
     """Milliseconds of a sampled step with each mark and without: longer calls less shorter ones, in turn."""
-    if shape == "8b":
-        from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
-
-        from unspool.models.registry import build_model
-        from unspool.models.weights import MemorySource
-
-        config = make_config("8B")
-        weights = MemorySource(make_weights(config, device))
-        model = build_model(config, weights, is_gguf=False, device=torch.device(device), dtype=torch.bfloat16)
-    else:
-        model = unspool.load("smollm2-135m", device=device).model
+    model = load_model(device, shape)
     prompt = torch.randint(0, 1000, (rows, 32), generator=torch.Generator().manual_seed(0)).to(device)
     settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "eos_token_id": None}
     schemes = {**SCHEMES, **MORE_SCHEMES}
@@ -147,6 +158,49 @@ def measure_steps(device: str, shape: str, rows: int, repeats: int) -> dict[str,
             if number:
                 times[name].append((long - short) / 64)
     return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure_choosing(shape: str, layers: int | None, rows: int, repeats: int) -> None:
+    """Print what choosing a step's tokens takes on a CPU with each mark and without, over texts that all differ."""
+    model = load_model("cpu", shape, layers)
+    schemes = {**SCHEMES, **MORE_SCHEMES}
+    begun: list[float] = []
+    took: list[float] = []
+    choose = LogitsChoice.__call__
+
+    def time_choice(self: LogitsChoice, likeliest: list[int], logits: torch.Tensor) -> list[int]:
+        begun.append(time.perf_counter())
+        chosen = choose(self, likeliest, logits)
+        took.append(time.perf_counter() - begun[-1])
+        return chosen
+
+    generator = torch.Generator().manual_seed(0)
+    choices: dict[str, list[float]] = {name: [] for name in schemes}
+    steps: list[float] = []
+    LogitsChoice.__call__ = time_choice  # type: ignore[method-assign]
+    for number in range(repeats + 1):
+        for name, mark in schemes.items():
+            begun.clear(), took.clear()
+            prompt = torch.randint(0, 1000, (rows, 32), generator=generator)
+            unspool.generate(
+                model,
+                input_ids=prompt,
+                max_new_tokens=72,
+                watermarking_config=mark,
+                seed=number,
+                do_sample=True,
+                top_k=0,
+                eos_token_id=None,
+            )
+            if number:  # the first texts fill caches of code
+                choices[name] += took[4:]
+                steps += [b - a for a, b in itertools.pairwise(begun[4:])] if mark is None else []
+    LogitsChoice.__call__ = choose  # type: ignore[method-assign]
+    step, plain = 1000 * statistics.fmean(steps), 1000 * statistics.fmean(choices["none"])
+    print(f"{shape}, {model.info.num_layers} layers, {rows} rows: a step {step:.2f} ms, choosing {plain:.3f} of it")
+    for name, found in choices.items():
+        added = 1000 * statistics.fmean(found) - plain
+        print(f"{name:9} adds {added:+.3f} ms ({100 * added / step:+.2f} %)")
 
 
 # --- speculation --------------------------------------------------------------------------------------------
@@ -225,6 +279,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--score", action="store_true")
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--choosing", action="store_true")
+    parser.add_argument("--layers", type=int, help="of the 8B shape, for --choosing")
     parser.add_argument("--speculation", action="store_true")
     parser.add_argument("--length", type=int, default=200, help="tokens of a text of --speculation")
     parser.add_argument("--sample-on", metavar="DEVICE")
@@ -247,6 +303,8 @@ def main() -> None:
         print(json.dumps(results, indent=1))
     if arguments.cost:
         measure_costs(arguments.device, arguments.shape, arguments.rows, arguments.repeats)
+    if arguments.choosing:
+        measure_choosing(arguments.shape, arguments.layers, arguments.rows, arguments.repeats)
     if arguments.speculation:
         measure_speculation(arguments.texts, arguments.length)
     if arguments.sample_on:

@@ -101,7 +101,8 @@ def read_texts(folder: Path) -> dict[str, dict[int, list[tuple[list[int], list[f
 def score_means(scorer: Any, tokens: list[int]) -> float:
     """The mean value of what counts: the statistic that p values come from."""
     evidence = scorer.read(tokens)
-    return float(scorer.standardise(evidence.values[evidence.is_new].sum()[None], np.array([evidence.is_new.sum()]))[0])
+    is_counted = evidence.is_independent
+    return float(scorer.standardise(evidence.values[is_counted].sum()[None], np.array([is_counted.sum()]))[0])
 
 
 def score_bayesian(marked: list[list[int]], plain: list[list[int]], length: int) -> tuple[list[float], list[float]]:
@@ -145,8 +146,8 @@ def score_texts(folder: Path) -> dict[str, Any]:
             results["rates"].setdefault(name, {})[length] = measure(*scores, 0.01).true_positive_rate
             if length == 200:
                 evidence = [scorer.read(row) for row in plain]
-                counts = np.array([float(one.is_new.sum()) for one in evidence])
-                totals = np.array([float(one.values[one.is_new].sum()) for one in evidence])
+                counts = np.array([float(one.is_independent.sum()) for one in evidence])
+                totals = np.array([float(one.values[one.is_independent].sum()) for one in evidence])
                 p_values = scorer.tail(totals, counts)
                 told = {str(level): float((p_values <= level).mean()) for level in (0.01, 0.001)}
                 results.setdefault("false_positives", {})[name] = told

@@ -98,6 +98,17 @@ class Want:
 LAST = Want()
 
 
+class TokenLog(Protocol):
+    """What brief steps chose, where a device wrote it: kept for some steps, so that nobody has to copy every one."""
+
+    num_logged: int  # steps that were taken
+    most_logged: int  # of which so many are kept
+
+    def read_log(self, last: int, count: int) -> torch.Tensor:
+        """What `count` steps chose (rows, steps), of which the last was the step of that number, from 1 on."""
+        ...
+
+
 @dataclass(slots=True)
 class Forward:
     """What a forward pass returned."""
@@ -112,6 +123,7 @@ class Forward:
     likeliest: torch.Tensor | None = None
     # (rows, 1): the likeliest tokens where the next pass reads them; given to it as they are, they are not copied
     fed: torch.Tensor | None = None
+    log: TokenLog | None = None  # holds the likeliest tokens of a pass that `fed` them
     epilogue: Any = None  # what `Want.epilogue` gave, if the pass did it itself; `likeliest` is by its scores then
     # Whether states and weights are in the columns that the caller gave and need no more padding.
     is_laid_out: bool = False

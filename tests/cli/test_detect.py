@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import unspool
+from unspool.cli.detect import cut_text
 from unspool.watermark import BayesianDetectorModel, WatermarkDetector
 
 KEY = 918273645546372
@@ -60,6 +63,26 @@ def test_marked_text_is_found(cli: Callable[..., Any], tiny: str, lm: unspool.La
     assert "http" not in shown.replace("http-equiv", "") and "default-src 'none'" in shown
     for told in (ended.out, ended.err, json.dumps(report), shown):
         assert str(KEY) not in told
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return bytes(token_ids).decode(errors="replace")
+
+
+def test_a_page_has_the_text_as_it_was_written(cli: Callable[..., Any], tiny: str, mark: Path) -> None:
+    text = "Grüße aus Köln! 北京, Москва & 😀"
+    pieces = cut_text(Bytes(), list(text.encode()))
+    assert "".join(pieces) == text and len(pieces) == len(text.encode())
+    text = "A page has what was written: <b>words</b> & spaces, ABCDEFG XYZ, in 1998"
+    page = mark.parent / "page.html"
+    given = ("--watermark", str(mark), "--key-file", str(mark.parent / "mark.key"), "-m", tiny, "--html", str(page))
+    assert cli("detect", "-", *given, stdin=text.encode()).code == 0
+    shown = page.read_text().split('<p class="text">')[1].split("</p>")[0]
+    assert html.unescape(re.sub("<[^>]*>", "", shown)) == text
 
 
 def test_other_text_and_keys_from_the_environment(
@@ -123,6 +146,7 @@ def test_a_detector_is_trained_resumed_and_used(cli: Callable[..., Any], tiny: s
     report = json.loads(ended.out)
     assert report["held_out"] == 12 and set(report["rates"]) == {"bayesian", "mean", "weighted mean"}
     assert report["rates"]["weighted mean"]["true_positive_rate_at_1%"] > 0.5
+    assert report["true_positive_rate_at_even_odds"] > 0.5 > report["false_positive_rate_at_even_odds"]
     saved = {path.name for path in folder.iterdir()}
     assert saved == {"config.json", "model.safetensors", "report.json", "texts.json"}
     for path in folder.iterdir():
@@ -135,6 +159,13 @@ def test_a_detector_is_trained_resumed_and_used(cli: Callable[..., Any], tiny: s
     assert 0 <= json.loads(judged.out)["probability"] < 0.99
     refused = cli(*words[:-1], "50")
     assert refused.code == 2 and "holds texts of other settings" in refused.err
+
+
+def test_texts_too_short_for_an_ngram_are_not_written(cli: Callable[..., Any], tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "mark.json").write_text(json.dumps({"ngram_len": 12, "keys": KEYS}))
+    words = ("train-detector", str(tmp_path / "d"), "--watermark", str(tmp_path / "mark.json"), "-m", tiny)
+    ended = cli(*words, "--tokens", "11")
+    assert ended.code == 2 and "n-grams alone have 12" in ended.err and not (tmp_path / "d").exists()
 
 
 def test_only_synthid_has_a_detector_to_train(cli: Callable[..., Any], tiny: str, mark: Path) -> None:

@@ -75,6 +75,19 @@ def test_candidates_and_beams(num_beams: int, num_ends: int, vocab: int, is_norm
         check(found, select_by_operators(logprobs, running, ends, settings))
 
 
+@pytest.mark.parametrize("vocab,count", [(9_000, 2), (60, 20), (4_096, 1)])
+def test_ranked_logprobs(vocab: int, count: int) -> None:
+    from unspool.kernels.gpu.sampling.beams import rank_logprobs
+
+    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(count)) * 4
+    logits[2, 7:] = -INF
+    values, tokens = (one.cpu() for one in rank_logprobs(logits.to(DEVICE)[:, :vocab], count))
+    expected = logits.log_softmax(-1).topk(count)
+    torch.testing.assert_close(values, expected.values, rtol=1e-6, atol=2e-6)
+    finite = expected.values > -INF
+    assert tokens[finite].tolist() == expected.indices[finite].tolist()
+
+
 def test_the_first_step_has_one_beam_a_prompt() -> None:
     settings = make_settings(4, 1)
     logits = (torch.randn(2, 500, generator=torch.Generator().manual_seed(1)) * 3).repeat_interleave(4, 0)

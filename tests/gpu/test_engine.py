@@ -10,7 +10,9 @@ import torch
 from tests.conformance.cases import GOLDENS
 
 import unspool
+from unspool.cache import BlockPool, PagedCache
 from unspool.models.paths.captured_step import CapturedStep
+from unspool.protocols import Want
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,6 +65,23 @@ def test_greedy_rows_that_feed_themselves(monkeypatch: pytest.MonkeyPatch) -> No
     asked = [{"max_new_tokens": 3 + 3 * place, "eos_token_id": None} for place in range(len(PROMPTS))]
     assert count_equal(asked) == len(PROMPTS)
     assert count_equal([{"max_new_tokens": 40}] * len(PROMPTS)) == len(PROMPTS)  # some end earlier
+
+
+def test_a_log_has_what_the_last_steps_chose() -> None:
+    model, cache, brief = load().model, PagedCache(BlockPool(64, 40)), Want(is_brief=True)
+    prompts = torch.arange(3, 30, device="cuda").view(3, 9)
+    with torch.no_grad():
+        tokens = model.forward(prompts, cache, counts=[4, 9, 7]).logits.argmax(-1)[:, None]
+        found = []
+        for _ in range(40):
+            forward = model.forward(tokens, cache, want=brief)
+            assert forward.likeliest is not None and forward.fed is not None and forward.log is not None
+            found.append(forward.likeliest.clone())
+            tokens, log = forward.fed, forward.log
+            for behind, count in ((0, 1), (1, 14), (0, 16)):
+                if behind + count <= len(found):
+                    wanted = torch.stack(found[len(found) - behind - count : len(found) - behind], dim=1)
+                    assert torch.equal(log.read_log(log.num_logged - behind, count), wanted)
 
 
 def test_rows_of_all_kinds() -> None:

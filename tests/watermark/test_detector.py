@@ -28,6 +28,10 @@ CONFIGS: list[Any] = [
 ]
 
 
+def name(config: Any) -> str:
+    return f"{type(config).__name__} {getattr(config, 'seeding_scheme', '')} {getattr(config, 'context_width', '')}"
+
+
 def write(config: Any, rows: int, length: int, seed: int = 0, temperature: float = 1.0) -> torch.Tensor:
     """Texts of a "model" that finds random tokens likely: (rows, length); marked where there is a config."""
     generator = torch.Generator().manual_seed(seed)
@@ -82,7 +86,7 @@ def test_a_begin_token_is_left_out() -> None:
 # --- honest -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_marked_text_is_found_and_other_text_is_not(config: Any) -> None:
     detector = WatermarkDetector({"vocab_size": VOCAB}, "cpu", config, ignore_repeated_ngrams=True)
     marked, plain = detector(write(config, 6, 90), return_dict=True), detector(write(None, 6, 90), return_dict=True)
@@ -91,8 +95,8 @@ def test_marked_text_is_found_and_other_text_is_not(config: Any) -> None:
     assert np.median(marked.green_fraction) > np.median(plain.green_fraction) + 0.1
 
 
-@pytest.mark.parametrize("kind", ["random", "repetitive"])
-@pytest.mark.parametrize("config", [CONFIGS[0], *CONFIGS[2:]], ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize("kind", ["random", "repetitive", "of few words"])
+@pytest.mark.parametrize("config", [*CONFIGS, WatermarkingConfig(context_width=4)], ids=name)
 def test_p_values_are_honest(config: Any, kind: str) -> None:
     """Of unmarked texts, repetitive ones too, 1 % have a p value below 1 %, and 0.1 % one below 0.1 %.
 
@@ -101,16 +105,20 @@ def test_p_values_are_honest(config: Any, kind: str) -> None:
     approximation. Gumbel's is exact and continuous, so that its rates are bounded from below, too.
     """
     num_texts, length = 500, 48
-    make = repeat_phrases if kind == "repetitive" else lambda rows, length: torch.randint(3, VOCAB, (rows, length))
     torch.manual_seed(1)
-    texts = make(num_texts, length)
+    if kind == "repetitive":
+        texts = repeat_phrases(num_texts, length)
+    else:  # of few words, n-grams differ and the pairs of tokens that they have their lists by come again and again
+        words = torch.randint(3, VOCAB, (num_texts, length if kind == "random" else 6))
+        texts = words.gather(1, torch.randint(0, words.shape[1], (num_texts, length)))
     found = []
     for number, text in enumerate(texts):
         own = config.to_dict()
         if "keys" in own:
             own["keys"] = [number * 1_000_003 + 7919 * place for place in range(10)]
         else:
-            own["hashing_key"] = 15_485_863 + 7919 * number
+            many = own["seeding_scheme"] == "selfhash"  # each of its keys takes a table of a million numbers
+            own["hashing_key"] = 15_485_863 + 7919 * (number // 25 if many else number)
         scorer = WatermarkDetector(MODEL, "cpu", own)
         found.append(float(scorer.find_p_values([scorer.scorer.read(text.tolist())])[0]))
     rates = np.array(found)
@@ -120,7 +128,7 @@ def test_p_values_are_honest(config: Any, kind: str) -> None:
         assert rate <= level + width
         assert rate >= level - width or not isinstance(config, GumbelWatermarkingConfig)
     assert (rates <= 0.001).sum() <= 3
-    assert 0.4 < rates.mean() < 0.6
+    assert 0.4 < rates.mean() < 0.65  # of few counts p values are coarse, and so higher on average
     if isinstance(config, GumbelWatermarkingConfig):  # Kolmogorov and Smirnov: as far from uniform as chance makes it
         distance = np.abs(np.sort(rates) - (np.arange(num_texts) + 0.5) / num_texts).max() + 0.5 / num_texts
         assert distance < 1.36 / math.sqrt(num_texts)

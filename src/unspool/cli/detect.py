@@ -120,7 +120,7 @@ def judge(
             f"context of {detector.scorer.num_before}) nothing can be said about a mark"
         )
     evidence = detector.scorer.read(tokens)
-    num_counted = int(evidence.is_new.sum())
+    num_counted = int(evidence.is_independent.sum())
     if num_counted < arguments.min_tokens:
         raise InputError(
             f"the text repeats itself: of {len(tokens)} tokens {num_counted} count, less than --min-tokens "
@@ -134,7 +134,7 @@ def judge(
         "z_score": find_growth(detector.scorer, evidence)[-1],
         "num_tokens": len(tokens),
         "num_tokens_scored": num_counted,
-        "green_fraction": float((evidence.is_marked_side & evidence.is_new).sum()) / num_counted,
+        "green_fraction": float((evidence.is_marked_side & evidence.is_independent).sum()) / num_counted,
         "level": arguments.level,
         "watermark": config.without_key(),
     }
@@ -144,9 +144,19 @@ def judge(
     page = ""
     if arguments.html is not None:
         assert lm.tokenizer is not None
-        pieces = [lm.tokenizer.decode([token]) for token in tokens]
+        pieces = cut_text(lm.tokenizer, tokens)
         page = draw_page(detector.scorer, evidence, pieces, _say_verdict(is_marked), {**facts, "tokens": len(tokens)})
     return report, page
+
+
+def cut_text(tokenizer: Any, tokens: list[int]) -> list[str]:
+    """What each token adds to the text: one decoded alone may lack the space before it, or be part of a character."""
+    from unspool.text.detokenize import Detokenizer
+
+    words = Detokenizer(tokenizer, skip_special_tokens=False)
+    pieces = [words.put([token]) for token in tokens]
+    pieces[-1] += words.end()
+    return pieces
 
 
 def _ask_detector(folder: str, config: BaseWatermarkingConfig, lm: LanguageModel, tokens: list[int]) -> float:

@@ -63,6 +63,8 @@ def execute(arguments: argparse.Namespace) -> int:
     config = load_watermark(arguments.watermark, arguments.key_file)
     if not isinstance(config, SynthIDTextWatermarkingConfig):
         raise UsageError("--watermark: only SynthID-Text has a detector to train; the others are detected as they are")
+    if arguments.tokens < config.ngram_len:
+        raise UsageError(f"--tokens {arguments.tokens}: the watermark's n-grams alone have {config.ngram_len}")
     folder = Path(arguments.folder).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is a file; a detector is saved into a folder")
@@ -189,8 +191,8 @@ def _train(
     for name, found in scores.items():
         rates = measure(found["marked"], found["unmarked"], 0.01)
         report["rates"][name] = {"true_positive_rate_at_1%": rates.true_positive_rate, "threshold": rates.threshold}
-    positive = [value > 0 for value in odds["unmarked"]]
-    report["false_positive_rate_at_even_odds"] = sum(positive) / len(positive)
+    for kind, name in (("marked", "true_positive_rate_at_even_odds"), ("unmarked", "false_positive_rate_at_even_odds")):
+        report[name] = sum(value > 0 for value in odds[kind]) / held
     model.config.set_detector_information(arguments.model, config)
     model.config.hide_keys()
     model.save_pretrained(folder)

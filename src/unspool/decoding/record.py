@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from unspool.decoding.observer import Observer
+from unspool.kernels.presence import runs_kernels
 from unspool.kernels.sending import Fetched, fetch
 from unspool.outputs import StepLayers, StepTensors, TokenLogprob
 from unspool.protocols import Forward
@@ -148,6 +149,16 @@ class PendingLogprobs:
 
 def fetch_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> PendingLogprobs:
     """Begin to copy what `read_logprobs` returns."""
+    if num_top and runs_kernels(logits.device):
+        from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, rank_logprobs  # Triton, where a GPU is used
+
+        if num_top <= min(MOST_CANDIDATES, logits.shape[-1]):
+            logits = logits.float()
+            values, found = rank_logprobs(logits, num_top)
+            total = logits.gather(1, found[:, :1].long()) - values[:, :1]
+            own = logits.gather(1, tokens[:, None]) - total
+            parts = [tokens[:, None], own, found, values]
+            return PendingLogprobs(fetch(torch.cat([part.double() for part in parts], dim=1)))
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     parts = [tokens[:, None], logprobs.gather(1, tokens[:, None])]
     if num_top:

@@ -12,6 +12,7 @@ from unspool.decoding.prompts import Prompts, fill_right
 from unspool.decoding.randomness import Uniforms, draw_uniform
 from unspool.decoding.token_table import CHUNK, LateColumn, MovedColumn, TokenTable, enter
 from unspool.kernels.sending import Fetched, send
+from unspool.protocols import TokenLog
 
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
 
@@ -78,6 +79,12 @@ class Rows:
         self._table.write(tokens, self.lengths)
         added = counts if counts is not None else [num_new] * len(self)
         self.lengths = [length + count for length, count in zip(self.lengths, added, strict=True)]
+
+    def append_logged(self, log: TokenLog) -> None:
+        """Add the token that the last step of a log chose for each row, without a look at it."""
+        self._table.wait_for_log(log, self.lengths)
+        self._view = None  # made anew for whoever looks
+        self.lengths = [length + 1 for length in self.lengths]
 
     def append_steps(self, tokens: torch.Tensor) -> None:
         """Add what several steps chose, (steps, rows)."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.kernels.sending import send
+from unspool.protocols import TokenLog
 
 CHUNK = 64  # columns by which tables grow, and the most that wait
 
@@ -32,12 +33,22 @@ class TokenTable:
     def __init__(self, tokens: torch.Tensor, pad_token_id: int) -> None:
         self._tokens = tokens  # (rows, room)
         self._fill = pad_token_id
-        self._late: list[LateColumn] = []  # that nobody has asked for yet
+        # Columns that nobody has asked for yet, and after them steps that a device has in its log.
+        self._waiting: list[LateColumn] = []
+        self._log: tuple[TokenLog, int, int] | None = None  # the number of the last one, and how many they are
 
     @property
     def device(self) -> torch.device:
         """Where the tokens are."""
         return self._tokens.device
+
+    @property
+    def _late(self) -> list[LateColumn]:
+        """The columns that wait to be entered, those of a log among them."""
+        if self._log is not None:
+            (log, last, count), self._log = self._log, None
+            self._waiting += log.read_log(last, count).clamp(min=0)[:, :, None].unbind(1)
+        return self._waiting
 
     @property
     def num_late(self) -> int:
@@ -69,7 +80,16 @@ class TokenTable:
 
     def wait(self, *columns: LateColumn) -> None:
         """Take columns that are written once somebody looks."""
-        self._late += columns
+        self._late.extend(columns)
+
+    def wait_for_log(self, log: TokenLog, lengths: Sequence[int]) -> None:
+        """Take the column that the last step of a log chose, without a look at it; the lengths are those before it."""
+        last, count = log.num_logged, 0
+        if self._log is not None and self._log[:2] == (log, last - 1) and self._log[2] + 2 < log.most_logged:
+            count = self._log[2]  # one more step may be taken before the log is read
+        elif self.num_late >= CHUNK:
+            self.enter_late(lengths)
+        self._log = (log, last, count + 1)
 
     def read_late(self, place: int) -> torch.Tensor:
         """A column that waits, on the device: (rows, 1)."""
@@ -92,7 +112,7 @@ class TokenTable:
             tokens = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
             starts = [length - len(self._late) + first for length in lengths]
             self._tokens = enter(self._tokens, tokens, starts, self._fill)
-        self._late = []
+        self._waiting = []
 
     def take_back(self, count: int) -> bool:
         """Forget the last columns, if all of them wait and rows have moved before the last; whether it was so."""

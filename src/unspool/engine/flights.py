@@ -108,7 +108,7 @@ class Runway:
     """Sends the tokens of steps to the host; pinned memory and events are used again once a step has landed."""
 
     def __init__(self) -> None:
-        self._spare: list[tuple[torch.Tensor, Any]] = []
+        self._spare: list[tuple[torch.Tensor, torch.Tensor, Any]] = []  # memory, the part used last, an event
         self._stream: Any = None  # the driving thread's; asking for it takes longer than recording an event
 
     def launch(self, lineup: Lineup, tokens: torch.Tensor, edges: list[int]) -> Flight:
@@ -120,9 +120,11 @@ class Runway:
             self._spare = []
             room = 1 << (count - 1).bit_length()
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-            self._spare.append((torch.empty(room, dtype=tokens.dtype, pin_memory=True), event))
-        host, event = self._spare.pop()
-        part = host[:count]
+            memory = torch.empty(room, dtype=tokens.dtype, pin_memory=True)
+            self._spare.append((memory, memory, event))
+        host, part, event = self._spare.pop()
+        if part.shape[0] != count:
+            part = host[:count]
         part.copy_(tokens, non_blocking=True)
         if self._stream is None:
             self._stream = torch.cuda.current_stream(tokens.device)
@@ -133,5 +135,5 @@ class Runway:
         """The tokens of a step, once they are there."""
         landed = flight.land()
         if flight.memory is not None:
-            self._spare.append((flight.memory, flight.arrived))
+            self._spare.append((flight.memory, flight.tokens, flight.arrived))
         return landed

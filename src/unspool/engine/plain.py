@@ -129,8 +129,11 @@ class PlainRows:
             None if len(found) < len(likeliest) else found[0] if len(found) == 1 else torch.cat(found),
         )
         tokens = self._choose(step)
-        self._rows.append(tokens[:, None])
         self._fed = forward.fed if forward is not None and tokens is forward.likeliest else None
+        if self._fed is not None and forward is not None and forward.log is not None:
+            self._rows.append_logged(forward.log)
+        else:
+            self._rows.append(tokens[:, None])
         if self._has_listeners:
             self._has_listeners, self._lineup = False, None
         if self._lineup is None:

@@ -28,5 +28,4 @@ def rank_rows(scores: torch.Tensor, count: int, *, normalises: bool) -> tuple[to
 
 def _find_library(scores: torch.Tensor) -> Library | None:
     is_fit = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.dim() == 2 and scores.numel() > 0
-    library = find_library() if is_fit else None
-    return library if library is not None and library.ranks else None
+    return find_library() if is_fit else None

@@ -76,15 +76,15 @@ def fetch(values: torch.Tensor) -> Fetched:
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-    arrived.record(_find_stream())
+    arrived.record(find_stream(values.device))
     return Fetched(host, arrived)
 
 
-def _find_stream() -> torch.cuda.Stream:
-    """The current stream: torch takes longer to look it up than to record an event in it."""
-    device = torch._C._cuda_getDevice()
-    key = (device, torch._C._cuda_getCurrentRawStream(device))
+def find_stream(device: torch.device) -> torch.cuda.Stream:
+    """A device's current stream: torch takes longer to look it up than to record an event in it."""
+    number = torch._C._cuda_getDevice() if device.index is None else device.index
+    key = (number, torch._C._cuda_getCurrentRawStream(number))
     found = _streams.get(key)
     if found is None:
-        found = _streams[key] = torch.cuda.current_stream(device)
+        found = _streams[key] = torch.cuda.current_stream(number)
     return found

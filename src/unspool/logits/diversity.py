@@ -43,4 +43,5 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         earlier = current_tokens.view(batch, self._num_beams)[:, :num_earlier].to(scores.device)  # (batch, earlier)
         counts = torch.zeros(batch, scores.shape[-1], dtype=scores.dtype, device=scores.device)
         counts.scatter_add_(-1, earlier, torch.ones_like(earlier, dtype=scores.dtype))
-        return scores - self._diversity_penalty * counts.repeat_interleave(group_size, dim=0)
+        lowered = scores.view(batch, group_size, -1) - self._diversity_penalty * counts[:, None]
+        return lowered.view_as(scores)

@@ -33,8 +33,8 @@ class WatermarkDetectorOutput:
 class WatermarkDetector:
     """Finds any of the three watermarks in token ids, with the settings that they were generated with.
 
-    The z score counts repeated n-grams as `ignore_repeated_ngrams` says. The p value never does: it rests on each
-    n-gram (of SynthID-Text and Gumbel, each context) once, and is exact for text that knows nothing of the key.
+    The z score counts repeated n-grams as `ignore_repeated_ngrams` says. The p value never does: it rests on each token
+    of a green list (of SynthID-Text and Gumbel, each context) once, and is exact for text that knows no key.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class WatermarkDetector:
         )
 
     def find_p_values(self, evidence: Sequence[Evidence]) -> Array:
-        """The probability that unmarked text looks at least as marked, by what stands in it for the first time."""
-        counts, totals = _sum_up(evidence, [one.is_new for one in evidence])
+        """The probability that unmarked text looks at least as marked, by those of its tokens that are independent."""
+        counts, totals = _sum_up(evidence, [one.is_independent for one in evidence])
         return self.scorer.tail(totals, counts)
 
     def _check(self, input_ids: torch.Tensor) -> list[list[int]]:

@@ -10,7 +10,6 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 
 from unspool.config import WatermarkingConfig
@@ -23,7 +22,7 @@ from unspool.kernels.presence import runs_kernels
 from unspool.logits.highest import take_highest
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import send_key
-from unspool.watermark.twister import SEED_BITS, are_first, find_first, permute
+from unspool.watermark.twister import SEED_BITS, are_first, list_first, permute
 
 NUM_CANDIDATES = 40  # of `selfhash`: the likeliest tokens, each asked for its own green list
 TABLE_SIZE = 1_000_003
@@ -48,7 +47,7 @@ class GreenLists:
         with self._lock:
             missing = [seed for seed in dict.fromkeys(seeds) if seed not in self._lists]
             if missing:
-                self._lists.update(zip(missing, _list_bits(missing, self._vocab_size, self._num_first), strict=True))
+                self._lists.update(zip(missing, list_first(missing, self._vocab_size, self._num_first), strict=True))
             for seed in seeds:
                 self._lists.move_to_end(seed)
             lists = [self._lists[seed] for seed in seeds]
@@ -57,26 +56,16 @@ class GreenLists:
         return lists[0][None] if len(lists) == 1 else torch.stack(lists)
 
 
-def _list_bits(seeds: list[int], vocab_size: int, num_first: int) -> torch.Tensor:
-    """The lists of these seeds: (seeds, words) int32."""
-    marks = find_marks()
-    if marks is not None:
-        return marks.list_first(seeds, vocab_size, num_first)
-    return _pack(find_first(torch.tensor(seeds), vocab_size, num_first))
-
-
-def _pack(is_set: torch.Tensor) -> torch.Tensor:
-    """Bits (rows, count) in words of 32: (rows, words) int32."""
-    rows, count = is_set.shape
-    packed = np.zeros((rows, -(-count // 32) * 4), dtype=np.uint8)
-    packed[:, : -(-count // 8)] = np.packbits(is_set.numpy(), axis=1, bitorder="little")
-    return torch.from_numpy(packed.view("<i4").astype(np.int32))
-
-
 @lru_cache(maxsize=4)
 def _share_lists(vocab_size: int, num_first: int) -> GreenLists:
     """The lists of all processors of one vocabulary and one size."""
     return GreenLists(vocab_size, num_first)
+
+
+@lru_cache(maxsize=4)
+def _keep_lists(vocab_size: int, num_first: int) -> cpu_marks.KeptLists:
+    """The same for the CPU library, which keeps them itself."""
+    return cpu_marks.KeptLists.new(vocab_size, num_first, MOST_CACHED_BYTES)
 
 
 @lru_cache(maxsize=4)
@@ -147,6 +136,10 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             return scores
         if self.is_self_seeded:
             return self._raise_candidates(input_ids, scores)
+        marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
+        if marks is not None:
+            lists = _keep_lists(self.vocab_size, self.greenlist_size)
+            return marks.mark_listed(scores, input_ids, lists, self._key, self.bias)
         seeds = self.find_seeds(input_ids)
         if runs_kernels(scores.device):
             from unspool.kernels.gpu.marks.green_lists import raise_green  # Triton is imported where a GPU is used
@@ -162,17 +155,14 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             return None
         if self._table is not None:
             return OwnListsCall(marks, ids, vocab, self._describe_own(), self.bias)
-        return ListedCall(marks, ids, vocab, self._find_bits, self.bias, self.context_width)
+        lists = _keep_lists(vocab, self.greenlist_size)
+        return ListedCall(marks, ids, vocab, lists, self._key, self.bias, self.context_width)
 
     def _describe_own(self) -> cpu_marks.OwnLists:
         assert self._table is not None
         count = min(NUM_CANDIDATES, self.vocab_size)
         known = _share_known(self.vocab_size, self.greenlist_size)
         return cpu_marks.OwnLists(self._table, self._key, self.context_width - 1, self.greenlist_size, count, known)
-
-    def _find_bits(self, tokens: list[int]) -> torch.Tensor:
-        """The green lists after these tokens, one per row: (rows, words) int32."""
-        return self._lists.find([_find_seed(self._key, token) for token in tokens])
 
     def _raise_candidates(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Each of the likeliest tokens is raised if it is on the list that it would itself help to choose."""

@@ -53,7 +53,7 @@ def draw_page(
 
 def find_growth(scorer: MarkScorer, evidence: Evidence) -> list[float]:
     """The z score after each token that counts."""
-    values = evidence.values[evidence.is_new]
+    values = evidence.values[evidence.is_independent]
     counts = np.arange(1, len(values) + 1, dtype=np.float64)
     growth: list[float] = scorer.standardise(np.cumsum(values), counts).tolist()
     return growth
@@ -85,7 +85,7 @@ def _colour(evidence: Evidence, pieces: Sequence[str]) -> str:
     parts = []
     for place, piece in enumerate(pieces):
         at = place - evidence.first
-        if at < 0 or not evidence.is_new[at]:
+        if at < 0 or not evidence.is_independent[at]:
             kind = "n"
         else:
             kind = "g" if evidence.is_marked_side[at] else "r"

@@ -40,6 +40,7 @@ class Evidence:
     first: int
     values: Array  # (tokens - first,)
     is_new: npt.NDArray[np.bool_]  # whether the n-gram or context stands here for the first time
+    is_independent: npt.NDArray[np.bool_]  # whether no token before has its value by the same chance
     is_marked_side: npt.NDArray[np.bool_]  # green, or what stands for it
 
 
@@ -47,7 +48,6 @@ class MarkScorer(ABC):
     """One watermark's way to value tokens."""
 
     num_before: int  # tokens that are needed before the first that can be scored
-    counts_contexts: bool = True  # each context once; otherwise each n-gram
     threshold: float  # above it, a value is on the marked side
     mean: float  # of a value in unmarked text
     deviation: float
@@ -65,23 +65,27 @@ class MarkScorer(ABC):
         spread = self.deviation * np.sqrt(np.maximum(counts, 1))
         return np.where(counts > 0, (totals - self.mean * counts) / spread, 0.0)
 
+    def list_kinds(self, windows: torch.Tensor) -> list[tuple[int, ...]]:
+        """What is counted once if repeats are left out, for windows (n, tokens before and one): contexts."""
+        return list(map(tuple, windows[:, :-1].tolist()))
+
+    def list_chances(self, windows: torch.Tensor) -> list[tuple[int, ...]]:
+        """What the values of windows' last tokens are decided by, beside the key: equal ones are one chance."""
+        return self.list_kinds(windows)
+
     def read(self, tokens: Sequence[int]) -> Evidence:
         """The evidence of a text that has at least one token to score."""
         first, ids = self.num_before, torch.tensor(list(tokens))
         windows = ids.unfold(0, first + 1, 1)  # (scored, first + 1)
-        kinds = [tuple(window[:-1] if self.counts_contexts else window) for window in windows.tolist()]
-        seen: set[tuple[int, ...]] = set()
-        is_new = np.array([not (kind in seen or seen.add(kind)) for kind in kinds])  # type: ignore[func-returns-value]
         found, places = np.unique(windows.numpy(), axis=0, return_inverse=True)
         ngrams = torch.from_numpy(found)
         values = self.value(ngrams[:, :-1], ngrams[:, -1])[places.reshape(-1)]
-        return Evidence(first, values, is_new, values > self.threshold)
+        is_new, is_independent = _find_new(self.list_kinds(windows)), _find_new(self.list_chances(windows))
+        return Evidence(first, values, is_new, is_independent, values > self.threshold)
 
 
 class GreenScorer(MarkScorer):
-    """1 for a token on its green list."""
-
-    counts_contexts = False  # tokens of one list are nearly independent
+    """1 for a token on its green list. Tokens of one list are nearly independent, so n-grams are counted."""
 
     def __init__(self, mark: WatermarkLogitsProcessor, ratio: float, most_cached: int = 0) -> None:
         self.mark = mark
@@ -94,16 +98,30 @@ class GreenScorer(MarkScorer):
 
     def value(self, contexts: torch.Tensor, tokens: torch.Tensor) -> Array:
         """1 or 0; the last few n-grams are remembered."""
-        keys = [(*context, token) for context, token in zip(contexts.tolist(), tokens.tolist(), strict=True)]
+        windows = torch.cat((contexts, tokens[:, None]), dim=1)
+        keys = list(map(tuple, windows.tolist()))
         missing = [place for place, key in enumerate(keys) if key not in self._cache]
         if missing:
-            before = torch.cat((contexts, tokens[:, None]), dim=1) if self.mark.is_self_seeded else contexts
-            is_green = self.mark.are_green(before[missing], tokens[missing]).tolist()
+            is_green = self.mark.are_green(self._take_contexts(windows[missing]), tokens[missing]).tolist()
             self._cache.update({keys[place]: float(green) for place, green in zip(missing, is_green, strict=True)})
         values = np.array([self._cache[key] for key in keys])
         for key in list(self._cache)[: max(0, len(self._cache) - self._most_cached)]:
             del self._cache[key]
         return values
+
+    def list_kinds(self, windows: torch.Tensor) -> list[tuple[int, ...]]:
+        """N-grams, as the reference counts them."""
+        return list(map(tuple, windows.tolist()))
+
+    def list_chances(self, windows: torch.Tensor) -> list[tuple[int, ...]]:
+        """A list's seed and the token. Many n-grams have one seed: `lefthash` looks at the last token of a context,
+        and `selfhash` at the one of the least product, which often is the token itself."""
+        seeds = self.mark.find_seeds(self._take_contexts(windows))
+        return list(zip(seeds.tolist(), windows[:, -1].tolist(), strict=True))
+
+    def _take_contexts(self, windows: torch.Tensor) -> torch.Tensor:
+        """What chooses the lists of windows' last tokens."""
+        return windows if self.mark.is_self_seeded else windows[:, :-1]
 
     def tail(self, totals: Array, counts: Array) -> Array:
         """Exact: a binomial count."""
@@ -163,6 +181,12 @@ class SynthIDScorer(MarkScorer):
         for shift, weight in zip(shifts, self.weights.tolist(), strict=True):
             sums += weight * table.roll(-shift)
         return float(sums.mean()), float(sums.std(correction=0))
+
+
+def _find_new(kinds: Sequence[tuple[int, ...]]) -> npt.NDArray[np.bool_]:
+    """Which are not among those before them."""
+    first_at = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
+    return np.array([first_at[kind] == place for place, kind in enumerate(kinds)])
 
 
 def weigh_rounds(depth: int) -> torch.Tensor:

@@ -49,13 +49,16 @@ def permute(seed: int, count: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate((first, [last])))
 
 
-def find_first(seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-    """For each seed, which of `count` tokens are among the first so many of their permutation: (seeds, count) bool."""
+def list_first(seeds: list[int], count: int, num_first: int) -> torch.Tensor:
+    """For each seed of 32 bits, which of `count` tokens are among the first so many of its permutation, as bits:
+    (seeds, words of 32 tokens) int32."""
     marks = find_marks()
     if marks is not None:
-        return marks.find_first(seeds, count, num_first)
-    masks = [_mark_first(int(seed), count, num_first) for seed in seeds.tolist()]
-    return torch.from_numpy(np.stack(masks)) if masks else torch.zeros(0, count, dtype=torch.bool)
+        return marks.list_first(seeds, count, num_first)
+    packed = np.zeros((len(seeds), -(-count // 32) * 4), dtype=np.uint8)
+    for row, seed in zip(packed, seeds, strict=True):
+        row[: -(-count // 8)] = np.packbits(_mark_first(seed, count, num_first), bitorder="little")
+    return torch.from_numpy(packed.view("<i4").astype(np.int32))
 
 
 def are_first(seeds: torch.Tensor, tokens: torch.Tensor, count: int, num_first: int) -> torch.Tensor:

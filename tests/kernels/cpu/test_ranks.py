@@ -9,7 +9,7 @@ from unspool.kernels.cpu import find_library
 from unspool.kernels.ranks import log_probabilities, rank_rows
 
 LIBRARY = find_library()
-pytestmark = pytest.mark.skipif(LIBRARY is None or not LIBRARY.ranks, reason="the CPU library was not built")
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])

@@ -21,6 +21,7 @@ from unspool.cache.places import Places
 from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels.presence import has_triton
+from unspool.kernels.sending import find_stream
 
 if TYPE_CHECKING:
     from unspool.kernels.gpu.attention.block_copies import BlockMover
@@ -274,7 +275,7 @@ class BlockPool:
 
     def _note_return(self) -> None:
         if self.buffers and self.buffers[0].is_cuda and not torch.cuda.is_current_stream_capturing():
-            stream = torch.cuda.current_stream(self.buffers[0].device)
+            stream = find_stream(self.buffers[0].device)
             event = self._returns.get(stream.cuda_stream)
             if event is None:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -283,7 +284,7 @@ class BlockPool:
 
     def _wait_for_others(self) -> None:
         if self._returns:
-            stream = torch.cuda.current_stream(self.buffers[0].device)
+            stream = find_stream(self.buffers[0].device)
             for number, event in self._returns.items():
                 if number != stream.cuda_stream:
                     stream.wait_event(event)

@@ -16,7 +16,7 @@ from unspool.errors import ResourceError, SettingError
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.structures import CJob, CMatrix, CModel, CSteps, count_narrow_bytes, point
 
-ABI: Final = 20
+ABI: Final = 21
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -60,16 +60,12 @@ class Library:
         at = ctypes.c_void_p
         handle.us_keep_allowed.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int64, at]
         handle.us_keep_allowed.restype = None
-        handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at]
+        handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at, ctypes.c_int32]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
-        self.narrows = hasattr(handle, "us_narrow_rows")
-        if self.narrows:
-            handle.us_narrow_rows.argtypes = [at, ctypes.c_int32, ctypes.c_int32, at]
-        self.ranks = hasattr(handle, "us_rank_rows")  # a library of the first days of this ABI has none
-        if self.ranks:
-            handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
-            handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
+        handle.us_narrow_rows.argtypes = [at, ctypes.c_int32, ctypes.c_int32, at]
+        handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
+        handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
         self.threads = count_threads()
         self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
@@ -110,7 +106,7 @@ class Library:
     def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
         """Lay a float32 matrix out in tiles of bfloat16; whether every number is finite and none was rounded."""
         rows, columns = weight.shape
-        if not self.narrows or weight.dtype != torch.float32 or out.nbytes != count_narrow_bytes(rows, columns):
+        if weight.dtype != torch.float32 or out.nbytes != count_narrow_bytes(rows, columns):
             raise SettingError(f"{out.nbytes} bytes are no place for {rows} rows of {columns} numbers of bfloat16")
         return bool(self._handle.us_narrow_rows(point(weight), rows, columns, point(out)))
 
@@ -180,7 +176,8 @@ class Library:
         given, words = _check_bits(scores, bits)
         out = torch.empty_like(given)
         if out.numel():
-            self._handle.us_raise_listed(point(given), *given.shape, point(words), words.shape[1], bias, point(out))
+            found = (point(words), words.shape[1], bias, point(out), self.threads)
+            self._handle.us_raise_listed(point(given), *given.shape, *found)
         return out
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from ctypes import c_void_p
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from unspool.errors import SettingError
-from unspool.kernels.cpu.marks import Marks, OwnLists, check_code, list_divisors
+from unspool.kernels.cpu.marks import KeptLists, Marks, OwnLists, check_code, list_divisors
 
 NO_MARK: Final = -1  # a token that a mark does not draw
 
@@ -42,7 +43,20 @@ class Bits:
 
 Uniforms = np.ndarray[tuple[int], np.dtype[np.float64]]
 FindWindow = Callable[[int], Window | None]
-FindBits = Callable[[list[int]], torch.Tensor]
+ID_BYTES: Final = 8
+
+
+def prepare(function: Any, *arguments: Any) -> Callable[[], int]:
+    """A call of the library with arguments that are made once: what changes is the value of those that are objects."""
+    made = [
+        one if isinstance(one, c_void_p) else kind(one) for kind, one in zip(function.argtypes, arguments, strict=True)
+    ]
+
+    def call() -> int:
+        code: int = function(*made)
+        return code
+
+    return call
 
 
 class MarkCall(ABC):
@@ -57,14 +71,21 @@ class MarkCall(ABC):
             raise SettingError(f"a text of {ids.dtype} on {ids.device} can't be read where it lies")
         self._handle, self._threads = marks.handle, marks.threads
         self._ids, self._rows, self._stride, self._vocab = ids, *ids.shape, vocab
-        self._numbers = ids.numpy()
+        self._first = ids.data_ptr()
+        self._scores = c_void_p()  # where the scores that were read last lie
+        self._seen: torch.Tensor | None = None
         self._states, self._repeated = torch.empty(len(ids), dtype=torch.int64), torch.empty(len(ids), dtype=torch.bool)
 
     def _read(self, scores: torch.Tensor) -> torch.Tensor:
-        """The scores as the library reads them."""
+        """The scores as the library reads them; it is told where they lie. Most steps have theirs in one tensor."""
+        if scores is self._seen:
+            return scores
         if scores.shape != (self._rows, self._vocab):
             raise SettingError(f"scores {list(scores.shape)} can't be marked as {[self._rows, self._vocab]}")
-        return scores.to(torch.float32).contiguous()
+        given = scores.to(torch.float32).contiguous()
+        self._scores.value = given.data_ptr()
+        self._seen = given
+        return given
 
     @abstractmethod
     def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
@@ -188,36 +209,22 @@ class OwnListsCall(MarkCall):
 
     def __init__(self, marks: Marks, ids: torch.Tensor, vocab: int, lists: OwnLists, bias: float) -> None:
         super().__init__(marks, ids, vocab)
-        self._lists, self._bias = lists, bias
-        self._divisors = list_divisors(vocab, lists.num_first)
+        self._lists, self._divisors = lists, list_divisors(vocab, lists.num_first)
+        self._before = c_void_p()
+        self._call = prepare(
+            *(self._handle.us_raise_own, self._scores, self._scores, self._rows, vocab, lists.num_first),
+            *(min(lists.num_candidates, vocab), self._before, self._stride, lists.width),
+            *(lists.table.data_ptr(), len(lists.table), lists.key, self._divisors.ctypes.data, bias),
+            *(lists.known.data_ptr(), len(lists.known), self._threads),
+        )
 
     def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
         """The scores, more for those that are on their own lists."""
-        lists, ids = self._lists, self._ids
-        if columns <= lists.width:
+        if columns <= self._lists.width:
             return scores
         given = self._read(scores)
-        check_code(
-            self._handle.us_raise_own(
-                given.data_ptr(),
-                given.data_ptr(),
-                self._rows,
-                self._vocab,
-                lists.num_first,
-                min(lists.num_candidates, self._vocab),
-                ids.data_ptr() + ids.element_size() * (columns - lists.width),
-                self._stride,
-                lists.width,
-                lists.table.data_ptr(),
-                len(lists.table),
-                lists.key,
-                self._divisors.ctypes.data,
-                self._bias,
-                lists.known.data_ptr(),
-                len(lists.known),
-                self._threads,
-            )
-        )
+        self._before.value = self._first + ID_BYTES * (columns - self._lists.width)
+        check_code(self._call())
         return given
 
 
@@ -225,17 +232,24 @@ class ListedCall(MarkCall):
     """Green lists of the last token, after a text of at least `fewest` columns."""
 
     def __init__(
-        self, marks: Marks, ids: torch.Tensor, vocab: int, find_bits: FindBits, bias: float, fewest: int
+        self, marks: Marks, ids: torch.Tensor, vocab: int, lists: KeptLists, key: int, bias: float, fewest: int
     ) -> None:
         super().__init__(marks, ids, vocab)
-        self._find_bits, self._bias, self._fewest = find_bits, bias, fewest
+        if lists.bits.shape[1] != -(-vocab // 32):
+            raise SettingError(f"lists of {32 * lists.bits.shape[1]} tokens can't mark scores of {vocab}")
+        self._fewest, self._lists = fewest, lists
+        owners, bits = lists.owners, lists.bits
+        self._last = c_void_p()
+        self._call = prepare(
+            *(self._handle.us_mark_listed, self._scores, self._scores, self._rows, vocab, lists.num_first, self._last),
+            *(self._stride, key, bias, owners.data_ptr(), bits.data_ptr(), len(owners), self._threads),
+        )
 
     def mark(self, scores: torch.Tensor, columns: int) -> torch.Tensor:
         """The scores, more on the lists."""
         if columns < self._fewest:
             return scores
-        given, bits = self._read(scores), self._find_bits(self._numbers[:, columns - 1].tolist())
-        self._handle.us_raise_listed(
-            given.data_ptr(), self._rows, self._vocab, bits.data_ptr(), bits.shape[1], self._bias, given.data_ptr()
-        )
+        given = self._read(scores)
+        self._last.value = self._first + ID_BYTES * (columns - 1)
+        check_code(self._call())
         return given

@@ -27,6 +27,22 @@ class OwnLists:
     known: torch.Tensor  # (a power of two,) int64, zeros at first: what was found out about seeds and tokens
 
 
+@dataclass(frozen=True)
+class KeptLists:
+    """Green lists of one size, by their seeds: each seed has one place, where the last of its seeds keeps its list."""
+
+    num_first: int  # tokens of a list
+    owners: torch.Tensor  # (a power of two,) int64, zeros at first: the seed whose list is there, and 1
+    bits: torch.Tensor  # (places, words of 32 tokens) int32
+
+    @classmethod
+    def new(cls, vocab: int, num_first: int, most_bytes: int) -> KeptLists:
+        """No list yet, and room for as many as fit."""
+        words = -(-vocab // 32)
+        places = 1 << max(3, (most_bytes // (4 * words)).bit_length() - 1)
+        return cls(num_first, torch.zeros(places, dtype=torch.int64), torch.empty(places, words, dtype=torch.int32))
+
+
 class Marks:
     """Contexts, permutations, the tournament and the keyed draw, each over the rows of one call."""
 
@@ -34,9 +50,11 @@ class Marks:
         self.handle, self.threads = handle, threads
         number, size, at = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
         word = ctypes.c_uint32
-        handle.us_find_first.argtypes = [at, number, size, size, at, size]
-        handle.us_list_first.argtypes = handle.us_find_first.argtypes
+        handle.us_list_first.argtypes = [at, number, size, size, at, size]
+        handle.us_mark_listed.argtypes = [at, at, number, size, size, at, number, number, ctypes.c_float]
+        handle.us_mark_listed.argtypes += [at, at, word, size]
         handle.us_are_first.argtypes = [at, at, number, size, size, at, size]
+        handle.us_are_first.restype = None
         handle.us_play_tournament.argtypes = [at, at, number, size, size, at, word, at, word, at, size]
         handle.us_draw_winners.argtypes = [at, number, size, size, at, word, at, word, at, at, at, size]
         handle.us_raise_own.argtypes = [at, at, number, *(size,) * 3, at, number, size, at, number, number, at]
@@ -46,16 +64,9 @@ class Marks:
         handle.us_draw_keyed.argtypes = [at, number, size, at, at, at, size]
         handle.us_draw_keyed.restype = None
 
-    def find_first(self, seeds: torch.Tensor, count: int, num_first: int) -> torch.Tensor:
-        """Which of `count` tokens are among the first so many of each seed's permutation: (seeds, count) bool."""
-        words = _check_seeds(seeds, count, num_first)
-        out = torch.empty(len(words), count, dtype=torch.bool)
-        if len(words):
-            check_code(self.handle.us_find_first(_at(words), len(words), count, num_first, _at(out), self.threads))
-        return out
-
     def list_first(self, seeds: list[int], count: int, num_first: int) -> torch.Tensor:
-        """The same as bits, from seeds of 32 bits: (seeds, words of 32 tokens) int32."""
+        """Which of `count` tokens are among the first so many of the permutations of seeds of 32 bits, as bits: (seeds,
+        words of 32 tokens) int32."""
         if not 0 <= num_first < count < 1 << 30:
             raise SettingError(f"the first {num_first} of {count} tokens can't be listed")
         words = np.array(seeds, dtype=np.uint32)
@@ -76,11 +87,26 @@ class Marks:
         if len(words):
             words, order = words.sort()  # equal seeds are followed together
             ids, out = ids[order], torch.empty_like(found)
-            check_code(
-                self.handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self.threads)
-            )
+            self.handle.us_are_first(_at(words), _at(ids), len(words), count, num_first, _at(out), self.threads)
             found[order] = out
         return found
+
+    def mark_listed(
+        self, scores: torch.Tensor, ids: torch.Tensor, lists: KeptLists, key: int, bias: float
+    ) -> torch.Tensor:
+        """Scores (rows, vocab) float32, more by `bias` on the green lists that the last tokens of `ids` (rows, columns)
+        choose by the key."""
+        scores, ids = scores.contiguous(), ids[:, -1].to(torch.int64).contiguous()
+        rows, vocab = scores.shape
+        is_sound = scores.dtype == torch.float32 and len(ids) == rows and lists.bits.shape[1] == -(-vocab // 32)
+        if not is_sound or not 0 <= lists.num_first < vocab < 1 << 30:
+            raise SettingError(f"scores {list(scores.shape)} can't be raised after tokens {list(ids.shape)}")
+        out = torch.empty_like(scores)
+        if out.numel():
+            about = (rows, vocab, lists.num_first, _at(ids), 1, key, bias, _at(lists.owners), _at(lists.bits))
+            code = self.handle.us_mark_listed(_at(scores), _at(out), *about, len(lists.owners), self.threads)
+            check_code(code)
+        return out
 
     def raise_own(self, scores: torch.Tensor, ids: torch.Tensor, lists: OwnLists, bias: float) -> torch.Tensor:
         """Scores (rows, vocab) float32, more by `bias` for those of the likeliest tokens that are on the lists that

@@ -83,7 +83,7 @@ class CapturedSteps:
         self._waiting: dict[tuple[PassShape, int, int], list[CapturedStep]] = {}  # by shape, stream and owner
         self._kept: list[torch.Tensor] = []
         self._kept_at: list[int] = []  # the addresses in the graphs
-        self._seen: weakref.ref[Places] | None = None  # the last pass's
+        self._seen: weakref.WeakSet[Places] = weakref.WeakSet()  # of passes since weights moved
         self._lock = threading.Lock()
         self._follow(iterate_tensors(weights))
 
@@ -205,7 +205,7 @@ class CapturedSteps:
                 cache.end()
             places = cache.places()
             assert places is not None
-            if self._seen is None or self._seen() is not places:
+            if places not in self._seen:
                 self._follow_moves(places)
             sources = self._find_sources(cache)
             shape = _shape_pass(places, want, rows, num_new, num_forks)
@@ -233,10 +233,11 @@ class CapturedSteps:
         """Drop all captured steps if weights have moved; checked once per cache, because it costs host time."""
         at = find_addresses(self._kept)
         with self._lock:
-            self._seen = weakref.ref(places)
             if at != self._kept_at:
                 self._kept_at = at
                 self._waiting.clear()
+                self._seen.clear()
+            self._seen.add(places)
 
     def _borrow(self, key: tuple[PassShape, int, int]) -> CapturedStep:
         with self._lock:

@@ -73,7 +73,9 @@ class CapturedStep:
             feeds = shape.num_new == 1 and shape.epilogue is None
             self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
             self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
+            self._shown: tuple[int, torch.Tensor, torch.Tensor] | None = None  # of how many rows: logits and tokens
             self._log = torch.zeros(LOGGED, rows, dtype=torch.int64, device=device) if feeds else None
+            self.num_logged, self.most_logged = 0, LOGGED
             self._body = body
             self._epilogue: CapturedEpilogue | None = None
             if shape.epilogue is not None:
@@ -120,6 +122,7 @@ class CapturedStep:
                     self._inputs.tokens[:count].copy_(tokens.reshape(-1))
         assert self._graph is not None
         self._graph.replay()
+        self.num_logged += 1
         self._fed = None
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
@@ -127,9 +130,12 @@ class CapturedStep:
         if logits is not None:  # those of the candidates that were kept
             return Forward(logits, epilogue=result, path="captured")
         if want.is_brief and shape.num_new == 1 and not (shape.early or shape.wants_states or self._epilogue):
-            likeliest = self._likeliest[:count]
-            self._fed = likeliest[:, None]
-            return Forward(self._logits[:count], likeliest=likeliest, fed=self._fed, path="captured")
+            if self._shown is None or self._shown[0] != count:
+                self._shown = (count, self._logits[:count], self._likeliest[:count])
+            _, logits, likeliest = self._shown
+            self._fed = likeliest[:, None]  # another one in each run: whoever brings it has the last one's
+            log = self if self._log is not None else None
+            return Forward(logits, likeliest=likeliest, fed=self._fed, log=log, path="captured")
         forward = Forward(self._logits[:count].clone(), epilogue=result, path="captured")
         if shape.num_new == 1:
             forward.likeliest = self._likeliest[:count].clone()
@@ -146,9 +152,18 @@ class CapturedStep:
         assert self._graph is not None and self._log is not None
         for _ in range(num_steps):
             self._graph.replay()
+        self.num_logged += num_steps
         last = self._lengths[0] - 1
         self._lengths = [length + num_steps for length in self._lengths]
         return self._log[last % LOGGED :][: num_steps + 1, : len(self._lengths)].clone()
+
+    def read_log(self, last: int, count: int) -> torch.Tensor:
+        """What `count` steps chose (rows, steps) for the rows of the last run; -1 where there was none."""
+        assert self._log is not None and self.num_logged - last + count <= LOGGED
+        rows = len(self._lengths)
+        first = self._inputs.lengths[:rows, None] - (self.num_logged - last + count)
+        lines = (first + torch.arange(count, dtype=torch.int32, device=first.device)).remainder(LOGGED)
+        return self._log[:, :rows].gather(0, lines.long().t()).t()
 
     def _has(self, sources: Sources) -> bool:
         """Whether the device has the addresses of these sources."""

@@ -36,7 +36,7 @@ class NarrowCopies:
             for linear, parts in products
             if isinstance(linear, Linear) and _may_be_exact(linear.weight, parts)
         ]
-        if library is None or not library.narrows:
+        if library is None:
             found = []
         arena = Arena(count_arena_bytes([2 * _count_numbers(weight) for weight in found]))
         for weight in found:

@@ -49,21 +49,47 @@ static void shuffle_plainly(uint32_t seed, int32_t n, int32_t num_first, uint8_t
 }
 
 static void check_lists(const char *set) {
-    const int32_t count = 1 + below(5), vocab = 2 + below(3000), num_first = below(vocab), threads = 1 + below(3);
+    const int32_t count = 1 + below(5), vocab = 2 + below(below(8) ? 6000 : 70000), num_first = below(vocab), threads = 1 + below(3);
     uint32_t *seeds = keep(get(sizeof(uint32_t) * (size_t)count));
     int32_t *tokens = keep(get(sizeof(int32_t) * (size_t)count));
-    uint8_t *found = keep(get((size_t)count * vocab)), *expected = keep(get((size_t)count * vocab)), *are = keep(get((size_t)count));
+    uint8_t *expected = keep(get((size_t)count * vocab)), *are = keep(get((size_t)count));
     for (int32_t i = 0; i < count; i++) seeds[i] = i && below(2) ? seeds[i - 1] : next(), tokens[i] = below(vocab);
     for (int32_t i = 0; i < count; i++) shuffle_plainly(seeds[i], vocab, num_first, expected + (size_t)i * vocab);
-    expect(!us_find_first(seeds, count, vocab, num_first, found, threads), "green lists' memory", set);
-    expect(!memcmp(found, expected, (size_t)count * vocab), "green lists", set);
     const int32_t words = (vocab + 31) / 32;
     uint32_t *bits = keep(get(sizeof(uint32_t) * (size_t)count * words));
     expect(!us_list_first(seeds, count, vocab, num_first, bits, threads), "listed bits' memory", set);
     for (int32_t i = 0; i < count * vocab; i++)
         expect((bits[i / vocab * words + i % vocab / 32] >> i % vocab % 32 & 1) == expected[i], "a listed bit", set);
-    expect(!us_are_first(seeds, tokens, count, vocab, num_first, are, threads), "tokens' memory", set);
+    us_are_first(seeds, tokens, count, vocab, num_first, are, threads);
     for (int32_t i = 0; i < count; i++) expect(are[i] == expected[(size_t)i * vocab + tokens[i]], "a token's own list", set);
+}
+
+/* Rows marked call after call, with few places for lists. */
+static void check_marked(const char *set) {
+    const int32_t rows = 1 + below(5), vocab = 2 + below(3000), num_first = below(vocab), stride = 1 + below(3), words = (vocab + 31) / 32;
+    const uint32_t num_places = 1u << below(4);
+    const int64_t key = (int64_t)((uint64_t)next() << 32 | next()) / 2;
+    uint64_t *owners = keep(get(sizeof(uint64_t) * num_places));
+    uint32_t *bits = keep(get(sizeof(uint32_t) * num_places * (size_t)words));
+    int64_t *ids = keep(get(sizeof(int64_t) * ((size_t)(rows - 1) * stride + 1)));
+    uint8_t *expected = keep(get((size_t)vocab));
+    float *scores = keep(floats((size_t)rows * vocab, 1.0f)), *out = keep(get(sizeof(float) * (size_t)rows * vocab));
+    memset(owners, 0, sizeof(uint64_t) * num_places);
+    for (int32_t call = 0; call < 3; call++) {
+        for (int32_t i = 0; i <= (rows - 1) * stride; i++) ids[i] = below(6);
+        expect(!us_mark_listed(scores, out, rows, vocab, num_first, ids, stride, key, 1.5f, owners, bits, num_places, 1 + below(3)), "a mark's memory", set);
+        for (int32_t row = 0; row < rows; row++) {
+            uint32_t seed = 0; /* the key so many times, each sum reduced */
+            uint64_t sum = 0, size = key < 0 ? (uint64_t)-key : (uint64_t)key;
+            for (int64_t i = 0; i < ids[row * stride]; i++) sum = sum >= UINT64_MAX - size ? sum - (UINT64_MAX - size) : sum + size;
+            seed = (uint32_t)(key < 0 && sum ? UINT64_MAX - sum : sum);
+            shuffle_plainly(seed, vocab, num_first, expected);
+            for (int32_t v = 0; v < vocab; v++) {
+                const float given = scores[(size_t)row * vocab + v];
+                expect(out[(size_t)row * vocab + v] == (expected[v] ? given + 1.5f : given), "a marked score", set);
+            }
+        }
+    }
 }
 
 /* --- contexts and draws ------------------------------------------------------------------------------------ */
@@ -270,7 +296,7 @@ static void check_masks(const char *set) {
             const float found = out[(size_t)row * vocab + v];
             expect(is_allowed ? found == scores[(size_t)row * vocab + v] : found == -INFINITY, "a mask", set);
         }
-    us_raise_listed(scores, rows, vocab, bits, words, 1.5f, out);
+    us_raise_listed(scores, rows, vocab, bits, words, 1.5f, out, 1 + below(3));
     for (int32_t row = 0; row < rows; row++)
         for (int32_t v = 0; v < vocab; v++) {
             const int is_listed = bits[(size_t)row * words + v / 32] >> (v % 32) & 1;
@@ -286,6 +312,7 @@ static void check_marks(void) {
     with_each_set(check_row_draws);
     with_each_set(check_ranks);
     with_each_set(check_lists);
+    with_each_set(check_marked);
     with_each_set(check_contexts);
     with_each_set(check_draws);
     with_each_set(check_tournament);

@@ -20,6 +20,7 @@ typedef struct {
     us_task first;      /* argument: us_first_task */
     us_task lists;      /* argument: us_list_task */
     us_task listed;     /* argument: us_listed_task */
+    us_task marked;     /* argument: us_marked_task */
     us_task tournament; /* argument: us_tournament_task */
     us_task contexts;   /* argument: us_context_task */
     us_task draws;      /* argument: us_draw_task */
@@ -51,19 +52,38 @@ typedef struct {
 
 typedef struct {
     const uint32_t *seeds; /* count */
-    const int32_t *tokens; /* count: one for each seed; or NULL for all of the vocabulary */
+    const int32_t *tokens; /* count: one for each seed */
     int64_t count;
     int32_t vocab, num_first;
-    uint8_t *out; /* count, or (count, vocab) */
-    void *failed; /* an atomic_int: no memory */
+    uint8_t *out; /* count */
 } us_first_task;
 
 typedef struct {
-    us_first_task first; /* without `out` */
-    uint32_t *bits;      /* (count, vocab / 32, rounded up) */
-    void *rooms;         /* for each thread, this far apart (bytes): the tokens, and a byte for each */
+    const uint32_t *seeds; /* count */
+    int64_t count;
+    int32_t vocab, num_first;
+    uint32_t *bits; /* (count, vocab / 32, rounded up) */
+    void *rooms;    /* us_lay_list's for each thread, this far apart (bytes) */
     size_t room_size;
 } us_list_task;
+
+#define US_MORE 16 /* numbers that may be written past an end */
+
+/* Where a list is made. */
+typedef struct {
+    int32_t *held;       /* num_first: the token that a place has when it is swapped */
+    int32_t *out, *sent; /* num_first and US_MORE: where swaps go that go past the first places, and the tokens that they send there */
+    uint8_t *is_first;   /* vocab */
+} us_list_room;
+
+static inline size_t us_list_bytes(int32_t vocab, int32_t num_first) {
+    return sizeof(int32_t) * (3 * (size_t)num_first + 2 * US_MORE) + (size_t)vocab;
+}
+
+static inline us_list_room us_lay_list(int32_t num_first, void *memory) {
+    int32_t *held = memory, *out = held + num_first, *sent = out + num_first + US_MORE;
+    return (us_list_room){held, out, sent, (uint8_t *)(sent + num_first + US_MORE)};
+}
 
 typedef struct {
     const float *scores; /* (rows, vocab) */
@@ -74,6 +94,23 @@ typedef struct {
     int64_t words;
     float bias;
 } us_listed_task;
+
+typedef struct {
+    const float *scores; /* (rows, vocab) */
+    float *out;          /* (rows, vocab); may be the scores themselves */
+    int64_t rows;
+    int32_t vocab, num_first;
+    const int64_t *ids; /* rows, `stride` apart: the last tokens */
+    int64_t stride, key;
+    float bias;
+    uint64_t *kept;    /* num_kept: a seed and 1 */
+    uint32_t *bits;    /* (num_kept, vocab / 32, rounded up): the lists of these seeds */
+    uint32_t num_kept; /* a power of two */
+    uint32_t *made;    /* (rows, vocab / 32, rounded up) */
+    uint8_t *is_made;  /* rows */
+    void *rooms;       /* us_lay_list's for each thread, this far apart (bytes) */
+    size_t room_size;
+} us_marked_task;
 
 typedef struct {
     const float *scores; /* (rows, vocab) */

@@ -130,6 +130,17 @@ static void do_rows(us_task task, const void *argument, int64_t rows, int32_t th
     us_do(task, argument);
 }
 
+/* The same with a team that was gathered for its memory. */
+static void do_gathered(us_task task, const void *argument, int64_t rows) {
+    us_team alone = {.size = 1};
+    if (rows > 1) {
+        us_do(task, argument);
+        return;
+    }
+    task(argument, 0, &alone);
+    us_leave();
+}
+
 /* Working memory of a call that has the team, kept for the next one: the system would hand its pages out, cleared, at every
  * step anew. NULL: there is none, and the team is given back. */
 #define MOST_KEPT ((size_t)64 << 20)
@@ -146,22 +157,31 @@ static void *gather_with(size_t bytes, int32_t threads) {
     return kept;
 }
 
-int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
-                     uint8_t *out, int32_t threads) {
-    atomic_int failed = 0;
-    do_rows(kernels()->first, &(us_first_task){seeds, tokens, count, vocab, num_first, out, &failed}, count, threads);
-    return -atomic_load(&failed);
+void us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out,
+                  int32_t threads) {
+    do_rows(kernels()->first, &(us_first_task){seeds, tokens, count, vocab, num_first, out}, count, threads);
 }
 
-int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out, int32_t threads) {
-    return us_are_first(seeds, NULL, count, vocab, num_first, out, threads);
+static size_t size_list_room(int32_t vocab, int32_t num_first) {
+    return (us_list_bytes(vocab, num_first) + US_LINE - 1) & ~(size_t)(US_LINE - 1);
 }
 
 int32_t us_list_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint32_t *bits, int32_t threads) {
-    const size_t room_size = ((size_t)vocab * (sizeof(int32_t) + 1) + US_LINE - 1) & ~(size_t)(US_LINE - 1);
+    const size_t room_size = size_list_room(vocab, num_first);
     void *rooms = gather_with(room_size * (size_t)(threads > 1 ? threads : 1), threads);
     if (!rooms) return -1;
-    us_do(kernels()->lists, &(us_list_task){{.seeds = seeds, .count = count, .vocab = vocab, .num_first = num_first}, bits, rooms, room_size});
+    do_gathered(kernels()->lists, &(us_list_task){seeds, count, vocab, num_first, bits, rooms, room_size}, count);
+    return 0;
+}
+
+int32_t us_mark_listed(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, const int64_t *ids,
+                       int64_t stride, int64_t key, float bias, uint64_t *kept, uint32_t *bits, uint32_t num_kept, int32_t threads) {
+    const size_t room_size = size_list_room(vocab, num_first), rooms = room_size * (size_t)(threads > 1 ? threads : 1);
+    const size_t made = sizeof(uint32_t) * (size_t)rows * (size_t)((vocab + 31) / 32);
+    char *memory = gather_with(rooms + made + (size_t)rows, threads);
+    if (!memory) return -1;
+    do_gathered(kernels()->marked, &(us_marked_task){scores, out, rows, vocab, num_first, ids, stride, key, bias, kept, bits, num_kept,
+                                                     (uint32_t *)(memory + rooms), (uint8_t *)memory + rooms + made, memory, room_size}, rows);
     return 0;
 }
 
@@ -256,9 +276,8 @@ void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uin
 }
 
 void us_raise_listed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float bias,
-                     float *out) {
-    us_team alone = {.size = 1};
-    kernels()->listed(&(us_listed_task){scores, out, rows, vocab, bits, words, bias}, 0, &alone);
+                     float *out, int32_t threads) {
+    do_rows(kernels()->listed, &(us_listed_task){scores, out, rows, vocab, bits, words, bias}, rows, threads);
 }
 
 static float half_at(const uint8_t *p) {

@@ -13,41 +13,56 @@ typedef struct {
     int32_t is_raised;
 } us_followed;
 
-INLINE vecu temper_words(vecu y) {
-    y ^= y >> 11;
-    y ^= (y << 7) & 0x9d2c5680u;
-    y ^= (y << 15) & 0xefc60000u;
-    return y ^ (y >> 18);
+/* Of LANES swaps, those that surely do not go to a place. */
+#if defined(US_AVX512)
+typedef __mmask16 us_far;
+INLINE us_far all_far(void) { return 0xffff; }
+INLINE int32_t is_one_near(us_far is_far) { return is_far != 0xffff; }
+#else
+typedef veci us_far;
+INLINE us_far all_far(void) { return (veci){0} - 1; }
+INLINE int32_t is_one_near(us_far is_far) {
+    int32_t all = -1;
+    for (int32_t i = 0; i < LANES; i++) all &= is_far[i];
+    return !all;
+}
+#endif
+
+/* Leaves in `is_far` what the swaps of LANES words are, too. A swap goes to its own place and a word's remainder, so the word
+ * less what is missing to the place must be divisible. A number is divisible by another if its product with the inverse of
+ * the odd part, turned by the powers of two, is within a limit. `passed`: how far the swaps are past the place. */
+INLINE us_far stay_far(us_far is_far, vecu state, vecu passed, const uint32_t *inverses, int32_t count) {
+    const vecu product = (temper_words(state) + passed) * load_words(inverses), turn = load_words(inverses + count);
+    const uint32_t *limits = inverses + 2 * (size_t)count;
+#if defined(US_AVX512)
+    return _mm512_mask_cmpgt_epu32_mask(is_far, _mm512_rorv_epi32((__m512i)product, (__m512i)turn), _mm512_loadu_si512(limits));
+#else
+    return is_far & (veci)((product >> turn | product << (-turn & 31)) > load_words(limits));
+#endif
 }
 
-/* Whether one of the swaps from..stop of a block, whole vectors of them, may go to a place: a swap goes to its own place and
- * a word's remainder, so the word less what is missing to the place must be divisible. A number is divisible by another if
- * its product with the inverse of the odd part, turned by the powers of two, is within a limit. */
+INLINE vecu count_from(uint32_t first) {
+    vecu counted;
+    for (uint32_t lane = 0; lane < LANES; lane++) counted[lane] = first + lane;
+    return counted;
+}
+
+/* Whether one of the swaps from..stop of a block, whole vectors of them, may go to a place. */
 static int32_t may_go(const us_own_task *task, const uint32_t *state, int32_t first, int32_t from, int32_t stop, int32_t place) {
-    const uint32_t *inverses = task->divisors + first, *turns = inverses + task->num_first, *limits = turns + task->num_first;
-    vecu passed;
-    for (uint32_t lane = 0; lane < LANES; lane++) passed[lane] = lane + (uint32_t)(first + from - place);
-#if defined(US_AVX512)
-    __mmask16 is_far = 0xffff;
-#else
-    veci is_near = {0};
-#endif
-    for (int32_t i = from; i < stop; i += LANES, passed += LANES) {
-        const vecu product = (temper_words(load_words(state + i)) + passed) * load_words(inverses + i), turn = load_words(turns + i);
-#if defined(US_AVX512)
-        const __m512i turned = _mm512_rorv_epi32((__m512i)product, (__m512i)turn);
-        is_far = _mm512_mask_cmpgt_epu32_mask(is_far, turned, _mm512_loadu_si512(limits + i));
-#else
-        is_near |= (veci)((product >> turn | product << (-turn & 31)) <= load_words(limits + i));
-#endif
-    }
-#if defined(US_AVX512)
-    return is_far != 0xffff;
-#else
-    int32_t any = 0;
-    for (int32_t i = 0; i < LANES; i++) any |= is_near[i];
-    return any;
-#endif
+    vecu passed = count_from((uint32_t)(first + from - place));
+    us_far is_far = all_far();
+    for (int32_t i = from; i < stop; i += LANES, passed += LANES)
+        is_far = stay_far(is_far, load_words(state + i), passed, task->divisors + first + i, task->num_first);
+    return is_one_near(is_far);
+}
+
+/* The same of a whole block, whose words are made on the way. */
+static int32_t twist_near(const us_own_task *task, uint32_t *state, int32_t first, int32_t place) {
+    vecu passed = count_from((uint32_t)(first - place));
+    us_far is_far = all_far();
+    for (int32_t i = 0; i < TWISTER; i += LANES, passed += LANES)
+        is_far = stay_far(is_far, twist_next(state, i), passed, task->divisors + first + i, task->num_first);
+    return is_one_near(is_far);
 }
 
 /* The same of any swaps, and for sure. */
@@ -154,9 +169,11 @@ static void follow_open(const us_own_task *task, const int64_t *open, int32_t co
     for (int32_t at = 0; at < task->num_first; at += TWISTER) /* block by block: all read the same divisors */
         for (int32_t k = 0; k < count; k++) {
             us_followed *f = followed + k;
+            const int32_t end = task->num_first - at < TWISTER ? task->num_first - at : TWISTER;
             if (f->is_raised) continue;
-            twist_state(f->state);
-            follow_block(task, f, at, task->num_first - at < TWISTER ? task->num_first - at : TWISTER);
+            if (end < TWISTER || f->at < at + TWISTER) twist_state(f->state);
+            else if (!twist_near(task, f->state, at, f->at)) continue;
+            follow_block(task, f, at, end);
         }
     for (int32_t k = 0; k < count; k++) {
         const us_followed *f = followed + k;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 20
+#define US_ABI 21
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of bfloat16 */
@@ -174,8 +174,10 @@ int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, uint16
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
 
 /* Watermarks; 0, or -1 where there is no memory. Permutations are those of torch.randperm on a CPU.
-   us_find_first: for each seed, which of `vocab` tokens are among the first `num_first`: out (count, vocab), 0 or 1.
-   us_list_first: the same as bits (count, words of 32).
+   us_list_first: for each seed, which of `vocab` tokens are among the first `num_first`: bits (count, words of 32).
+   us_mark_listed: scores (rows, vocab), more by `bias` for tokens on the list of the row's last token: ids, `stride` apart. A
+   list's seed is the token times the key, modulo 2^64 - 1, its low 32 bits. `bits` (num_kept, words of 32) keep lists, and
+   `kept` says of which seeds (num_kept, a power of two; zeros at first); for calls with the same vocab and num_first.
    us_are_first: whether each token is, by its own seed: out (count).
    Equal seeds side by side are computed once.
    us_raise_own: `bias` more for each of a row's `num_candidates` highest scores whose token is among the first `num_first`
@@ -190,10 +192,11 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
    us_read_contexts: the hash of each row's last `width` tokens, mixed as Gumbel's or as SynthID-Text's, and whether one of
    the windows from `first` on is the same.
    us_draw_keyed: the token that Gumbel's keyed noise draws, or -1. Rows that are repeated stay as they are in both. */
-int32_t us_find_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out, int32_t threads);
 int32_t us_list_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint32_t *bits, int32_t threads);
-int32_t us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first,
-                     uint8_t *out, int32_t threads);
+int32_t us_mark_listed(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, const int64_t *ids,
+                       int64_t stride, int64_t key, float bias, uint64_t *kept, uint32_t *bits, uint32_t num_kept, int32_t threads);
+void us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out,
+                  int32_t threads);
 int32_t us_raise_own(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, int32_t num_candidates,
                      const int64_t *ids, int64_t stride, int32_t width, const int64_t *table, int64_t table_size, int64_t key,
                      const uint32_t *divisors, float bias, uint64_t *known, uint32_t num_known, int32_t threads);
@@ -231,6 +234,6 @@ int32_t us_rank_rows(const float *scores, int64_t rows, int32_t vocab, int32_t c
 void us_keep_allowed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float *out);
 /* The same words: scores, more by `bias` where a token's bit is set. `out` may be `scores`. */
 void us_raise_listed(const float *scores, int64_t rows, int32_t vocab, const uint32_t *bits, int64_t words, float bias,
-                     float *out);
+                     float *out, int32_t threads);
 
 #endif

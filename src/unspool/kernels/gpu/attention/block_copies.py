@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import count_parts
 from unspool.kernels.gpu.launching import launch
 from unspool.kernels.sending import send
 
@@ -38,6 +39,7 @@ class BlockMover:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks `sources` to `targets`; no block is in both."""
         device, numbers = self._base.device, self._numbers
-        grid = (len(targets), self._num_layers, triton.cdiv(numbers, TILE))
-        moved = (send(sources, device), send(targets, device))
-        launch(_copy_blocks, grid, self._base, self._table, *moved, NUMBERS=numbers, TILE=TILE)
+        grid = (len(targets), self._num_layers, count_parts(numbers, TILE))
+        first = len(sources) + len(sources) % 2  # of the targets: at a multiple of 16 bytes, for one kernel's sake
+        sent = send([*sources, *[0] * (first - len(sources)), *targets], device)
+        launch(_copy_blocks, grid, self._base, self._table, sent, sent[first:], NUMBERS=numbers, TILE=TILE)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import count_parts
 from unspool.kernels.gpu.attention.key_lookup import find_keys, find_new, find_row
 from unspool.kernels.gpu.launching import launch, let_next_start, wait_for_input
 from unspool.kernels.key_layout import PLAIN, KeyLayout
@@ -54,7 +55,7 @@ def keep_keys(
     **options: Any,
 ) -> None:
     """Move the keys of the chosen forks to their rows' ends."""
-    grid = (len(lengths), num_layers, triton.cdiv(position, BLOCK))
+    grid = (len(lengths), num_layers, count_parts(position, BLOCK))
     settings = {"POSITION": position, "BLOCK": BLOCK, "UNIT": unit, "PAGE": layout.block_size, **options}
     launch(_keep_keys, grid, base, table, lengths, chosen, num_layers, **settings)
 

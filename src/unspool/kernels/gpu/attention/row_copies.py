@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import count_parts, round_up
 from unspool.kernels.gpu.launching import launch
 from unspool.kernels.sending import send
 
@@ -53,11 +54,11 @@ class RowMover:
 
     def _launch(self, moved: torch.Tensor, first: int, stop: int) -> None:
         position, count = self._base.stride(1), len(moved) // 2
-        rows = triton.next_power_of_2(count)
+        rows = round_up(count)
         tile = NUMBERS // rows
         launch(
             _copy_rows,
-            (self._num_layers, triton.cdiv((stop - first) * position, tile)),
+            (self._num_layers, count_parts((stop - first) * position, tile)),
             self._base,
             self._table,
             moved,

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # scores per program
@@ -141,9 +141,9 @@ def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias:
             num_stages=1,
             **options,
         )
-    grid = (rows, triton.cdiv(vocab - num_first, CHAINS))
+    grid = (rows, count_parts(vocab - num_first, CHAINS))
     launch(_leave_out, grid, came, green, vocab, num_first, CHAINS=CHAINS, num_warps=4, **options)
-    grid, stride = (rows, triton.cdiv(vocab, TILE)), scores.stride(0)
+    grid, stride = (rows, count_parts(vocab, TILE)), scores.stride(0)
     launch(_raise, grid, scores, green, out, float(bias), vocab, stride, TILE=TILE, num_warps=4, **options)
     return out
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # tokens per program
@@ -70,7 +70,7 @@ def leave_drawn(scores: torch.Tensor, states: torch.Tensor, repeated: torch.Tens
     rows that are repeated, and those without a finite highest score, stay as they are."""
     scores = lay_in_rows(scores)
     rows, vocab = scores.shape
-    num_tiles = triton.cdiv(vocab, TILE)
+    num_tiles = count_parts(vocab, TILE)
     least = torch.empty(rows, num_tiles, dtype=torch.float64, device=scores.device)
     tokens = torch.empty(rows, num_tiles, dtype=torch.int32, device=scores.device)
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=scores.device)
@@ -89,7 +89,7 @@ def leave_drawn(scores: torch.Tensor, states: torch.Tensor, repeated: torch.Tens
         scores.stride(0),
         num_tiles,
         TILE=TILE,
-        TILES=max(2, triton.next_power_of_2(num_tiles)),
+        TILES=max(2, round_up(num_tiles)),
         num_warps=4,
         **options,
     )

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # tokens per program
@@ -180,7 +180,7 @@ class SortedBits:
     def of(cls, words: torch.Tensor, depth: int, step: int) -> SortedBits:
         """Sort a table's bits."""
         order, ends, listed = [], [], []
-        for group in range(triton.cdiv(depth, ROUNDS)):
+        for group in range(count_parts(depth, ROUNDS)):
             patterns = (words[group // 3] >> (group % 3 * ROUNDS)) & ((1 << ROUNDS) - 1)
             places = patterns.argsort(stable=True)
             counts = torch.bincount(patterns, minlength=1 << ROUNDS)
@@ -199,7 +199,7 @@ def mark_scores(scores: torch.Tensor, contexts: torch.Tensor, repeated: torch.Te
     rows, vocab = scores.shape
     num_words, size = bits.words.shape
     device, groups, num_classes = scores.device, len(bits.order), min(vocab, size)
-    bins, num_tiles = 1 << ROUNDS, triton.cdiv(vocab, TILE)
+    bins, num_tiles = 1 << ROUNDS, count_parts(vocab, TILE)
     tops, weights = torch.empty(2, rows, num_tiles, dtype=torch.float32, device=device)
     shares = torch.empty(rows, num_classes, dtype=torch.float32, device=device)
     words = torch.empty(rows, num_words, num_classes, dtype=torch.int32, device=device)
@@ -207,7 +207,7 @@ def mark_scores(scores: torch.Tensor, contexts: torch.Tensor, repeated: torch.Te
     factors, logs = torch.empty(2, groups, rows, bins, dtype=torch.float32, device=device)
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
     stride, options = scores.stride(0), launch_options()
-    tiles, grid = max(2, triton.next_power_of_2(num_tiles)), (rows, triton.cdiv(num_classes, TILE))
+    tiles, grid = max(2, round_up(num_tiles)), (rows, count_parts(num_classes, TILE))
     launch(_weigh_tiles, (rows, num_tiles), scores, tops, weights, vocab, stride, TILE=TILE, num_warps=4, **options)
     launch(
         _share_out,

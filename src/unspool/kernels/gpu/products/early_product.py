@@ -57,6 +57,28 @@ def activate(x, CODE: gl.constexpr):
     return x
 
 
+@gluon.jit
+def write_products(
+    into, total, other, BIAS, output, is_there, split, R, N,
+    ACT: gl.constexpr, IS_GATED: gl.constexpr, ADDS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_PART: gl.constexpr,
+):  # fmt: skip
+    """Write a program's products (outputs, rows), a part's share of them or with the operations around a product."""
+    y = total
+    if IS_PART:
+        into += split.to(gl.int64) * R * N
+    else:
+        if HAS_BIAS:
+            y += gl.load(BIAS + output, mask=output < N, other=0.0).to(gl.float32)[:, None]
+        y = activate(y, ACT)
+        if IS_GATED:
+            if HAS_BIAS:
+                other += gl.load(BIAS + N + output, mask=output < N, other=0.0).to(gl.float32)[:, None]
+            y *= other
+        if ADDS:
+            y += gl.load(into, mask=is_there, other=0.0).to(gl.float32)
+    gl.store(into, y.to(into.dtype.element_ty), mask=is_there)
+
+
 @gluon.jit(do_not_specialize=["R", "per_split"])
 def _multiply_early(
     W, X, BIAS, OUT, R, N, K, per_split,
@@ -118,20 +140,7 @@ def _multiply_early(
     row = gl.program_id(2) * BM + gl.arange(0, BM, gl.SliceLayout(0, SUMS))
     is_there = (output < N)[:, None] & (row < R)[None, :]
     into = OUT + row.to(gl.int64)[None, :] * N + output[:, None]
-    y = total
-    if IS_PART:
-        into += split.to(gl.int64) * R * N
-    else:
-        if HAS_BIAS:
-            y += gl.load(BIAS + output, mask=output < N, other=0.0).to(gl.float32)[:, None]
-        y = activate(y, ACT)
-        if IS_GATED:
-            if HAS_BIAS:
-                other += gl.load(BIAS + N + output, mask=output < N, other=0.0).to(gl.float32)[:, None]
-            y *= other
-        if ADDS:
-            y += gl.load(into, mask=is_there, other=0.0).to(gl.float32)
-    gl.store(into, y.to(OUT.dtype.element_ty), mask=is_there)
+    write_products(into, total, other, BIAS, output, is_there, split, R, N, ACT, IS_GATED, ADDS, HAS_BIAS, IS_PART)
 
 
 def multiply_early(

@@ -1,9 +1,10 @@
-"""A quantised matrix times several rows, whose first words are on their way before the rows are there: Hopper.
+"""A matrix of bytes times several rows, whose first words are on their way before the rows are there: Hopper.
 
-The reference is `Words.dequantise` and `F.linear`. As `early_product`, in Gluon; words are unpacked in registers on the
-way to the tensor cores, as in `rows_product`: a thread has a block's words of its rows, and gives what it unpacks to
-the tensor cores without exchanging anything, for the rows of the input have been arranged. They read a thread's
-registers while they multiply: nothing is unpacked before they have done.
+Bytes are whole numbers (int8) or floats (fp8); `rows_product` is faster with nibbles. The reference is
+`Words.dequantise` and `F.linear`. As `early_product`, in Gluon; words are unpacked in registers on the way to the
+tensor cores, as in `rows_product`: a thread has a block's words of its rows, and gives what it unpacks to the tensor
+cores without exchanging anything, for the rows of the input have been arranged. They read a thread's registers while
+they multiply: nothing is unpacked before they have done.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.products.arranging import GROUP
-from unspool.kernels.gpu.products.early_product import activate, let_next_start, wait_for_input
+from unspool.kernels.gpu.products.early_product import let_next_start, wait_for_input, write_products
 from unspool.kernels.gpu.products.unpacking import (
     BYTES,
     FLOATS_HIGH,
@@ -29,8 +30,6 @@ from unspool.kernels.gpu.products.unpacking import (
     HALF_BYTES,
     HALF_FLOATS_HIGH,
     HALF_FLOATS_LOW,
-    HALF_NIBBLES,
-    NIBBLES,
 )
 from unspool.kernels.gpu.products.words import Words
 
@@ -43,20 +42,15 @@ def _twice(x, IS_HALF: gl.constexpr):
 
 
 @gluon.jit
-def _read_factors(found, BITS: gl.constexpr, IS_HALF: gl.constexpr):
-    """As `unpacking.read_factors`, a block's."""
-    if BITS == 4:
-        scale = found.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
-        other = (found >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32) + 8.0 * scale
-    else:
-        scale = found.to(gl.float16, bitcast=True).to(gl.float32)
-        other = scale - scale.to(gl.bfloat16).to(gl.float32)
-    return _twice(scale, IS_HALF), _twice(other, IS_HALF)
+def _read_scales(found, IS_HALF: gl.constexpr):
+    """Blocks' scales and their rests, as `unpacking.read_factors`."""
+    scale = found.to(gl.float16, bitcast=True).to(gl.float32)
+    rest = scale - scale.to(gl.bfloat16).to(gl.float32)
+    return _twice(scale, IS_HALF), _twice(rest, IS_HALF)
 
 
 @gluon.jit
-def _unpack_place(words, scale, other, PLACE: gl.constexpr, BITS: gl.constexpr, IS_FLOAT: gl.constexpr,
-                  IS_HALF: gl.constexpr):  # fmt: skip
+def _unpack_place(words, scale, rest, PLACE: gl.constexpr, IS_FLOAT: gl.constexpr, IS_HALF: gl.constexpr):
     """Two numbers of every word, half a word apart, as halves of a word."""
     if IS_FLOAT:
         LOW: gl.constexpr = HALF_FLOATS_LOW if IS_HALF else FLOATS_LOW
@@ -65,31 +59,22 @@ def _unpack_place(words, scale, other, PLACE: gl.constexpr, BITS: gl.constexpr, 
             LOW if PLACE == 0 else HIGH, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1
         )
     else:
-        SHORT: gl.constexpr = HALF_NIBBLES if IS_HALF else NIBBLES
-        LONG: gl.constexpr = HALF_BYTES if IS_HALF else BYTES
-        moved = words >> (BITS * PLACE)
-        found = gl.inline_asm_elementwise(
-            SHORT if BITS == 4 else LONG, "=r,r,r,r", [moved, scale, other], dtype=gl.int32, is_pure=True, pack=1
-        )
+        CODE: gl.constexpr = HALF_BYTES if IS_HALF else BYTES
+        moved = words >> (8 * PLACE)
+        found = gl.inline_asm_elementwise(CODE, "=r,r,r,r", [moved, scale, rest], dtype=gl.int32, is_pure=True, pack=1)
     return found
 
 
 @gluon.jit
-def _unpack(words, factors, BITS: gl.constexpr, IS_FLOAT: gl.constexpr, IS_HALF: gl.constexpr, INPUT: gl.constexpr):
+def _unpack(words, scales, IS_FLOAT: gl.constexpr, IS_HALF: gl.constexpr, INPUT: gl.constexpr):
     """The numbers of words (outputs, 4, words of a block) in the order of `arranging`: (outputs, 128)."""
-    scale, other = words, words
+    scale, rest = words, words
     if not IS_FLOAT:
-        scale, other = _read_factors(factors, BITS, IS_HALF)
-        scale, other = scale.expand_dims(2), other.expand_dims(2)
-    first = _unpack_place(words, scale, other, 0, BITS, IS_FLOAT, IS_HALF)
-    second = _unpack_place(words, scale, other, 1, BITS, IS_FLOAT, IS_HALF)
-    both = gl.join(first, second)  # (outputs, 4, words, places)
-    if BITS == 4:
-        third = _unpack_place(words, scale, other, 2, BITS, IS_FLOAT, IS_HALF)
-        fourth = _unpack_place(words, scale, other, 3, BITS, IS_FLOAT, IS_HALF)
-        both = gl.permute(gl.join(both, gl.join(third, fourth)), (0, 2, 4, 3, 1))
-    else:
-        both = gl.permute(both, (0, 2, 3, 1))
+        scale, rest = _read_scales(scales, IS_HALF)
+        scale, rest = scale.expand_dims(2), rest.expand_dims(2)
+    first = _unpack_place(words, scale, rest, 0, IS_FLOAT, IS_HALF)
+    second = _unpack_place(words, scale, rest, 1, IS_FLOAT, IS_HALF)
+    both = gl.permute(gl.join(first, second), (0, 2, 3, 1))  # (outputs, words, places, 4)
     low, high = both.to(gl.int16), (both >> 16).to(gl.int16)
     if IS_HALF:
         low, high = low.to(gl.float16, bitcast=True), high.to(gl.float16, bitcast=True)
@@ -100,80 +85,87 @@ def _unpack(words, factors, BITS: gl.constexpr, IS_FLOAT: gl.constexpr, IS_HALF:
 
 @gluon.jit
 def _load_numbers(
-    w_tiles, f_tiles, at, BITS: gl.constexpr, IS_FLOAT: gl.constexpr, IS_HALF: gl.constexpr, FLAT: gl.constexpr,
-    WORDS: gl.constexpr, INPUT: gl.constexpr,
+    w_tiles, f_tiles, at, IS_FLOAT: gl.constexpr, IS_HALF: gl.constexpr, FLAT: gl.constexpr, WORDS: gl.constexpr,
+    INPUT: gl.constexpr,
 ):  # fmt: skip
     """The numbers of a tile of words, for the tensor cores."""
     words = w_tiles.index(at).load(FLAT)
-    words = gl.convert_layout(gl.reshape(words, (words.shape[0], 4, BITS)), WORDS)
-    factors = words
+    words = gl.convert_layout(gl.reshape(words, (words.shape[0], 4, 8)), WORDS)
+    scales = words
     if not IS_FLOAT:
-        KIND: gl.constexpr = gl.int32 if BITS == 4 else gl.int16
         PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        whole = f_tiles._reinterpret(KIND, [f_tiles.shape[0], f_tiles.shape[1], 4], PLAIN)
-        factors = whole.index(at).load(gl.SliceLayout(2, WORDS))
-    return _unpack(words, factors, BITS, IS_FLOAT, IS_HALF, INPUT)
+        whole = f_tiles._reinterpret(gl.int16, [f_tiles.shape[0], f_tiles.shape[1], 4], PLAIN)
+        scales = whole.index(at).load(gl.SliceLayout(2, WORDS))
+    return _unpack(words, scales, IS_FLOAT, IS_HALF, INPUT)
+
+
+@gluon.jit
+def _copy_tiles(
+    w_tiles, f_tiles, w_at, v_at, f_at, g_at, into, step, STAGES: gl.constexpr, IS_GATED: gl.constexpr,
+    IS_FLOAT: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy a step's words and scales."""
+    async_copy.async_copy_global_to_shared(w_tiles.index(into), w_at + step * w_tiles.shape[2])
+    if IS_GATED:
+        async_copy.async_copy_global_to_shared(w_tiles.index(STAGES + into), v_at + step * w_tiles.shape[2])
+    if not IS_FLOAT:
+        async_copy.async_copy_global_to_shared(f_tiles.index(into), f_at + step * f_tiles.shape[2])
+        if IS_GATED:
+            async_copy.async_copy_global_to_shared(f_tiles.index(STAGES + into), g_at + step * f_tiles.shape[2])
 
 
 @gluon.jit(do_not_specialize=["R", "per_split"])
 def _multiply_early_words(
     W, FACTORS, X, BIAS, OUT, R, N, K, per_split,
-    BITS: gl.constexpr, IS_FLOAT: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
-    ACT: gl.constexpr, IS_GATED: gl.constexpr, ADDS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_PART: gl.constexpr,
-    ORDER: gl.constexpr, PDL: gl.constexpr,
+    IS_FLOAT: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, ACT: gl.constexpr,
+    IS_GATED: gl.constexpr, ADDS: gl.constexpr, HAS_BIAS: gl.constexpr, IS_PART: gl.constexpr, ORDER: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Outputs (rows, N), or a part's share of them: (parts, rows, N)."""
     dtype: gl.constexpr = X.dtype.element_ty
     IS_HALF: gl.constexpr = dtype == gl.float16
     BN: gl.constexpr = 16 * WARPS
-    BW: gl.constexpr = 4 * BITS  # words of 128 columns
-    NUMBERS: gl.constexpr = 32 // BITS
-    FACTOR: gl.constexpr = 4 if BITS == 4 else 2  # words of the factors of 128 columns
+    BW: gl.constexpr = 32  # words of 128 columns
+    BF: gl.constexpr = 2  # words of their scales
     AHEAD: gl.constexpr = STAGES - 2
-    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BW, BW // 4], [WARPS, 1], [1, 0])
+    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [WARPS, 1], [1, 0])
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
-    FACTOR_TILE: gl.constexpr = gl.BlockedLayout([1, FACTOR], [32, 1], [WARPS, 1], [1, 0])
+    SCALES: gl.constexpr = gl.BlockedLayout([1, BF], [32, 1], [WARPS, 1], [1, 0])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BM, 16])
     INPUT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     WORDS: gl.constexpr = gl.DistributedLinearLayout(  # a thread has a block's words of two outputs
-        [[0, 0, 1], [0, 0, 2], [8, 0, 0]] if BITS == 4 else [[0, 0, 1], [0, 0, 2], [0, 0, 4], [8, 0, 0]],
+        [[0, 0, 1], [0, 0, 2], [0, 0, 4], [8, 0, 0]],
         [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        [[16, 0, 0], [32, 0, 0]] if WARPS == 4 else [[16, 0, 0], [32, 0, 0], [64, 0, 0]], [], [BN, 4, BITS],
+        [[16, 0, 0], [32, 0, 0]] if WARPS == 4 else [[16, 0, 0], [32, 0, 0], [64, 0, 0]], [], [BN, 4, 8],
     )  # fmt: skip
     FLAT: gl.constexpr = gl.DistributedLinearLayout(  # the same
-        [[0, 1], [0, 2], [8, 0]] if BITS == 4 else [[0, 1], [0, 2], [0, 4], [8, 0]],
-        [[0, BITS], [0, 2 * BITS], [1, 0], [2, 0], [4, 0]],
+        [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0]] if WARPS == 4 else [[16, 0], [32, 0], [64, 0]], [], [BN, BW],
     )  # fmt: skip
-    SHARED_WORDS: gl.constexpr = gl.SwizzledSharedLayout(4, 8 // BITS, BITS, [1, 0])
+    SHARED_WORDS: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     COUNT: gl.constexpr = 2 if IS_GATED else 1
     w_tiles = gl.allocate_shared_memory(gl.int32, [COUNT * STAGES, BN, BW], SHARED_WORDS)
-    f_tiles = gl.allocate_shared_memory(gl.int32, [COUNT * STAGES, BN, FACTOR], PLAIN)
+    f_tiles = gl.allocate_shared_memory(gl.int32, [COUNT * STAGES, BN, BF], PLAIN)
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BM, 128], SHARED)
     split = gl.program_id(1)
     # Outputs and rows beyond the last are computed as the last is, and not written: no copy needs a mask for them.
-    KW, KF = K // NUMBERS, K // 128 * FACTOR
+    KW, KF = K // 4, K // 128 * BF
     first = split * per_split
     steps = gl.minimum(per_split, K // 128 - first)
     rn = gl.minimum(gl.program_id(0) * BN + gl.arange(0, BN, gl.SliceLayout(1, TILE)), N - 1)
     w_at = W + rn.to(gl.int64)[:, None] * KW + (first * BW + gl.arange(0, BW, gl.SliceLayout(0, TILE)))[None, :]
-    fn = gl.minimum(gl.program_id(0) * BN + gl.arange(0, BN, gl.SliceLayout(1, FACTOR_TILE)), N - 1)
-    factor = first * FACTOR + gl.arange(0, FACTOR, gl.SliceLayout(0, FACTOR_TILE))
-    f_at = FACTORS + fn.to(gl.int64)[:, None] * KF + factor[None, :]
+    fn = gl.minimum(gl.program_id(0) * BN + gl.arange(0, BN, gl.SliceLayout(1, SCALES)), N - 1)
+    rf = first * BF + gl.arange(0, BF, gl.SliceLayout(0, SCALES))
+    f_at = FACTORS + fn.to(gl.int64)[:, None] * KF + rf[None, :]
     rm = gl.minimum(gl.program_id(2) * BM + gl.arange(0, BM, gl.SliceLayout(1, ROWS)), R - 1)
     x_at = X + rm.to(gl.int64)[:, None] * K + (first * 128 + gl.arange(0, 128, gl.SliceLayout(0, ROWS)))[None, :]
     v_at, g_at = w_at + N.to(gl.int64) * KW, f_at + N.to(gl.int64) * KF
     for step in gl.static_range(AHEAD):
         if step < steps:
-            async_copy.async_copy_global_to_shared(w_tiles.index(step), w_at + step * BW)
-            if IS_GATED:
-                async_copy.async_copy_global_to_shared(w_tiles.index(STAGES + step), v_at + step * BW)
-            if not IS_FLOAT:
-                async_copy.async_copy_global_to_shared(f_tiles.index(step), f_at + step * FACTOR)
-                if IS_GATED:
-                    async_copy.async_copy_global_to_shared(f_tiles.index(STAGES + step), g_at + step * FACTOR)
+            _copy_tiles(w_tiles, f_tiles, w_at, v_at, f_at, g_at, step, step, STAGES, IS_GATED, IS_FLOAT)
     let_next_start(PDL)
     wait_for_input(PDL)
     for step in gl.static_range(AHEAD):
@@ -190,19 +182,13 @@ def _multiply_early_words(
         at, ahead = step % STAGES, step + AHEAD
         if ahead < steps:
             into = ahead % STAGES
-            async_copy.async_copy_global_to_shared(w_tiles.index(into), w_at + ahead * BW)
-            if IS_GATED:
-                async_copy.async_copy_global_to_shared(w_tiles.index(STAGES + into), v_at + ahead * BW)
-            if not IS_FLOAT:
-                async_copy.async_copy_global_to_shared(f_tiles.index(into), f_at + ahead * FACTOR)
-                if IS_GATED:
-                    async_copy.async_copy_global_to_shared(f_tiles.index(STAGES + into), g_at + ahead * FACTOR)
+            _copy_tiles(w_tiles, f_tiles, w_at, v_at, f_at, g_at, into, ahead, STAGES, IS_GATED, IS_FLOAT)
             async_copy.async_copy_global_to_shared(x_tiles.index(into), x_at + ahead * 128)
         async_copy.commit_group()
         x = x_tiles.index(at).permute((1, 0))
-        numbers = _load_numbers(w_tiles, f_tiles, at, BITS, IS_FLOAT, IS_HALF, FLAT, WORDS, INPUT)
+        numbers = _load_numbers(w_tiles, f_tiles, at, IS_FLOAT, IS_HALF, FLAT, WORDS, INPUT)
         if IS_GATED:
-            values = _load_numbers(w_tiles, f_tiles, STAGES + at, BITS, IS_FLOAT, IS_HALF, FLAT, WORDS, INPUT)
+            values = _load_numbers(w_tiles, f_tiles, STAGES + at, IS_FLOAT, IS_HALF, FLAT, WORDS, INPUT)
             total = warpgroup_mma(numbers, x, total, is_async=True)
             other = warpgroup_mma(values, x, other, is_async=True)
             total, other = warpgroup_mma_wait(0, deps=(total, other))
@@ -226,24 +212,11 @@ def _multiply_early_words(
         if IS_GATED:
             scale = gl.load(FACTORS.to(gl.pointer_type(gl.float16)) + N + output, mask=is_output, other=0.0)
             other *= scale.to(gl.float32)[:, None]
-    y = total
-    if IS_PART:
-        into_at += split.to(gl.int64) * R * N
-    else:
-        if HAS_BIAS:
-            y += gl.load(BIAS + output, mask=is_output, other=0.0).to(gl.float32)[:, None]
-        y = activate(y, ACT)
-        if IS_GATED:
-            if HAS_BIAS:
-                other += gl.load(BIAS + N + output, mask=is_output, other=0.0).to(gl.float32)[:, None]
-            y *= other
-        if ADDS:
-            y += gl.load(into_at, mask=is_there, other=0.0).to(gl.float32)
-    gl.store(into_at, y.to(OUT.dtype.element_ty), mask=is_there)
+    write_products(into_at, total, other, BIAS, output, is_there, split, R, N, ACT, IS_GATED, ADDS, HAS_BIAS, IS_PART)
 
 
 def multiply_early_words(
-    weight: Words,  # (outputs, inputs); gate above value if gated; inputs a multiple of 128
+    weight: Words,  # (outputs, inputs), of bytes; gate above value if gated; inputs a multiple of 128
     x: torch.Tensor,  # (rows, inputs), 16-bit floats, arranged
     out: torch.Tensor,  # (rows, outputs), half as many if gated; (splits, rows, outputs) float32 for parts
     tile: tuple[int, int, int],  # rows of a program, its warps (one for 16 outputs) and stages
@@ -258,7 +231,7 @@ def multiply_early_words(
     """As `rows_product.multiply_rows`."""
     rows, warps, stages = tile
     num_outputs, inputs = out.shape[-1], x.shape[1]
-    assert inputs % GROUP == 0 and (order == 0 or num_outputs % GROUP == 0)
+    assert weight.bits == 8 and inputs % GROUP == 0 and (order == 0 or num_outputs % GROUP == 0)
     factors = weight.factors.view(torch.int32) if weight.kind == "int8" else weight.factors
     launch(
         _multiply_early_words,
@@ -272,7 +245,6 @@ def multiply_early_words(
         num_outputs,
         inputs,
         triton.cdiv(inputs // GROUP, splits),
-        BITS=weight.bits,
         IS_FLOAT=weight.kind == "fp8",
         BM=rows,
         STAGES=stages,

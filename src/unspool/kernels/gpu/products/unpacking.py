@@ -57,62 +57,40 @@ mul.rn.bf16x2 u, t, $3;
 fma.rn.bf16x2 $0, t, $2, u;
 }"""
 )
-HALF_FLOATS_LOW: Final = tl.constexpr(
-    """{
+
+
+def _write_widening(place: int, kind: str, shift: int, power: int) -> str:
+    """Instructions that widen the floats of 8 bits at a place, 0 or 1, of both halves of a word.
+
+    Their exponents and mantissas move to where `kind` has its own, `shift` bits up from a byte's, and are multiplied by
+    a power of two, because exponents of `kind` count from another one; signs go to the highest bits.
+    """
+    if place == 0:
+        moves = f"shl.b32 t, $1, {shift};\nshl.b32 u, $1, 8;\nand.b32 u, u, 0x80008000;"
+    else:
+        moves = f"shr.u32 t, $1, {8 - shift};\nand.b32 u, $1, 0x80008000;"
+    return f"""{{
 .reg .b32 t, u, up;
-mov.b32 up, 0x5C005C00;
-shl.b32 t, $1, 7;
-shl.b32 u, $1, 8;
-and.b32 u, u, 0x80008000;
-lop3.b32 t, t, 0x3F803F80, u, 0xEA;
-mul.rn.f16x2 $0, t, up;
-}"""
-)
-HALF_FLOATS_HIGH: Final = tl.constexpr(
-    """{
-.reg .b32 t, u, up;
-mov.b32 up, 0x5C005C00;
-shr.u32 t, $1, 1;
-and.b32 u, $1, 0x80008000;
-lop3.b32 t, t, 0x3F803F80, u, 0xEA;
-mul.rn.f16x2 $0, t, up;
-}"""
-)
-FLOATS_LOW: Final = tl.constexpr(
-    """{
-.reg .b32 t, u, up;
-mov.b32 up, 0x7B807B80;
-shl.b32 t, $1, 4;
-shl.b32 u, $1, 8;
-and.b32 u, u, 0x80008000;
-lop3.b32 t, t, 0x07F007F0, u, 0xEA;
-mul.rn.bf16x2 $0, t, up;
-}"""
-)
-FLOATS_HIGH: Final = tl.constexpr(
-    """{
-.reg .b32 t, u, up;
-mov.b32 up, 0x7B807B80;
-shr.u32 t, $1, 4;
-and.b32 u, $1, 0x80008000;
-lop3.b32 t, t, 0x07F007F0, u, 0xEA;
-mul.rn.bf16x2 $0, t, up;
-}"""
-)
+mov.b32 up, 0x{power * 0x10001:08X};
+{moves}
+lop3.b32 t, t, 0x{(0x7F << shift) * 0x10001:08X}, u, 0xEA;
+mul.rn.{kind}x2 $0, t, up;
+}}"""
+
+
+_HALF: Final = ("f16", 7, 0x5C00)  # 2 ** 8
+_BRAIN: Final = ("bf16", 4, 0x7B80)  # 2 ** 120
+HALF_FLOATS_LOW: Final = tl.constexpr(_write_widening(0, *_HALF))
+HALF_FLOATS_HIGH: Final = tl.constexpr(_write_widening(1, *_HALF))
+FLOATS_LOW: Final = tl.constexpr(_write_widening(0, *_BRAIN))
+FLOATS_HIGH: Final = tl.constexpr(_write_widening(1, *_BRAIN))
 
 
 @triton.jit
 def _join_twice(x, IS_HALF: tl.constexpr):
     """A number as both halves of a word, in float16 or bfloat16."""
-    if IS_HALF:
-        found = tl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
-        )
-    else:
-        found = tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
-        )
-    return found
+    CODE: tl.constexpr = "cvt.rn.f16x2.f32 $0, $1, $1;" if IS_HALF else "cvt.rn.bf16x2.f32 $0, $1, $1;"
+    return tl.inline_asm_elementwise(CODE, "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -121,17 +99,8 @@ def _scale_nibbles(words, scale, least, IS_HALF: tl.constexpr):
 
     Numbers are put into the mantissa of 128 (bfloat16) or 1024 (float16), which is subtracted.
     """
-    if IS_HALF:
-        found = tl.inline_asm_elementwise(
-            HALF_NIBBLES,
-            "=r,r,r,r", [words, scale, least], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        found = tl.inline_asm_elementwise(
-            NIBBLES,
-            "=r,r,r,r", [words, scale, least], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    return found
+    CODE: tl.constexpr = HALF_NIBBLES if IS_HALF else NIBBLES
+    return tl.inline_asm_elementwise(CODE, "=r,r,r,r", [words, scale, least], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -141,44 +110,17 @@ def _scale_bytes(words, scale, rest, IS_HALF: tl.constexpr):
     float16 holds 1024 + 255. bfloat16 holds 128 + 127: a byte's highest bit chooses what is subtracted, 128 or 256.
     What a scale loses in bfloat16 is its `rest`, so that the result is rounded as if the scale were exact.
     """
-    if IS_HALF:
-        found = tl.inline_asm_elementwise(
-            HALF_BYTES,
-            "=r,r,r,r", [words, scale, rest], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        found = tl.inline_asm_elementwise(
-            BYTES,
-            "=r,r,r,r", [words, scale, rest], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    return found
+    CODE: tl.constexpr = HALF_BYTES if IS_HALF else BYTES
+    return tl.inline_asm_elementwise(CODE, "=r,r,r,r", [words, scale, rest], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _widen_floats(words, PLACE: tl.constexpr, IS_HALF: tl.constexpr):
     """The bytes at PLACE and two further, floats of 8 bits, as halves: bits in their places, times a power of two."""
-    if IS_HALF:
-        if PLACE == 0:
-            found = tl.inline_asm_elementwise(
-                HALF_FLOATS_LOW,
-                "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
-            )  # fmt: skip
-        else:
-            found = tl.inline_asm_elementwise(
-                HALF_FLOATS_HIGH,
-                "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
-            )  # fmt: skip
-    elif PLACE == 0:
-        found = tl.inline_asm_elementwise(
-            FLOATS_LOW,
-            "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        found = tl.inline_asm_elementwise(
-            FLOATS_HIGH,
-            "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-    return found
+    LOW: tl.constexpr = HALF_FLOATS_LOW if IS_HALF else FLOATS_LOW
+    HIGH: tl.constexpr = HALF_FLOATS_HIGH if IS_HALF else FLOATS_HIGH
+    CODE: tl.constexpr = LOW if PLACE == 0 else HIGH
+    return tl.inline_asm_elementwise(CODE, "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit

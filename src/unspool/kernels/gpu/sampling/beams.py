@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.mixing import mix
 from unspool.kernels.gpu.sampling.readings import join_parts
@@ -190,7 +190,7 @@ def choose_beams(
     scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     prompts, few = rows // num_beams, min(num_candidates, vocab)
-    tiles = triton.cdiv(vocab, TILE)
+    tiles = count_parts(vocab, TILE)
     device = scores.device
     assert is_normalised or drawing is None
     draws = drawing is not None
@@ -239,8 +239,8 @@ def choose_beams(
         tiles,
         scores.stride(0),
         K=few,
-        PLACES=max(2, triton.next_power_of_2(tiles * few)),
-        TILES=max(2, triton.next_power_of_2(tiles)),
+        PLACES=max(2, round_up(tiles * few)),
+        TILES=max(2, round_up(tiles)),
         IS_NORMALISED=is_normalised,
         DRAWS=draws,
         **options,
@@ -260,11 +260,68 @@ def choose_beams(
         after,
         BEAMS=num_beams,
         K=few,
-        PLACES=max(2, triton.next_power_of_2(num_beams * few)),
+        PLACES=max(2, round_up(num_beams * few)),
         C=num_candidates,
-        CP=max(2, triton.next_power_of_2(num_candidates)),
+        CP=max(2, round_up(num_candidates)),
         DRAWS=draws,
         BY_ORDER=by_order,
         **options,
     )
     return packed, moves[0], moves[1], after
+
+
+def rank_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-probabilities (rows, count) of the likeliest tokens under logits (rows, vocab) float32, falling, and
+    those tokens, int32."""
+    logits = lay_in_rows(logits)
+    rows, vocab = logits.shape
+    tiles, device, options = count_parts(vocab, TILE), logits.device, launch_options()
+    floats = torch.empty(rows * (tiles * (count + 2)), dtype=torch.float32, device=device)
+    parts, tops = floats[: rows * tiles * 2], floats[rows * tiles * 2 :]
+    tokens = torch.empty(rows * tiles * count, dtype=torch.int32, device=device)
+    values = torch.empty(rows, count, dtype=torch.float32, device=device)
+    found = torch.empty(rows, count, dtype=torch.int32, device=device)
+    nothing = torch.zeros(rows, dtype=torch.float32, device=device)  # no beam runs before
+    launch(
+        _rank_tiles,
+        (rows, tiles),
+        logits,
+        nothing,
+        tokens,
+        tokens,
+        parts,
+        tops,
+        tokens,
+        vocab,
+        logits.stride(0),
+        1,
+        1,
+        BEAMS=1,
+        K=count,
+        TILE=TILE,
+        IS_NORMALISED=False,
+        DRAWS=False,
+        num_warps=8,
+        **options,
+    )
+    launch(
+        _rank_rows,
+        (rows,),
+        logits,
+        parts,
+        tops,
+        tokens,
+        nothing,
+        values,
+        values,
+        found,
+        tiles,
+        logits.stride(0),
+        K=count,
+        PLACES=max(2, round_up(tiles * count)),
+        TILES=max(2, round_up(tiles)),
+        IS_NORMALISED=False,
+        DRAWS=False,
+        **options,
+    )
+    return values, found

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.contests import Contest, Won
+from unspool.kernels.gpu.arguments import round_up
 from unspool.kernels.gpu.attention.forks import keep_keys
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.ends import PassEnd
@@ -195,7 +196,7 @@ class CapturedContest:
         """Launch the contest of a pass."""
         rows, num, hidden = self._rows, self._num, self._hidden
         vocab, tiles = self._kept.shape[1], self._tops.shape[1]
-        padded = max(2, triton.next_power_of_2(num))
+        padded = max(2, round_up(num))
         options = launch_options()
         launch(
             _compare,
@@ -210,7 +211,7 @@ class CapturedContest:
             K=num,
             KP=padded,
             BP=POSITIONS,
-            BH=min(triton.next_power_of_2(hidden), max(16, _NUMBERS // (POSITIONS * padded))),
+            BH=min(round_up(hidden), max(16, _NUMBERS // (POSITIONS * padded))),
             UNIT=_UNIT,
             **options,
         )
@@ -229,7 +230,7 @@ class CapturedContest:
             K=num,
             KP=padded,
             SPLITS=SPLITS,
-            BLOCK=triton.next_power_of_2(hidden),
+            BLOCK=round_up(hidden),
             UNIT=_UNIT,
             num_warps=8,
             **options,
@@ -271,8 +272,8 @@ class CapturedContest:
             self._next_weights,
             tiles,
             K=num,
-            FOUND=triton.next_power_of_2(tiles * num),
-            TILES=max(2, triton.next_power_of_2(tiles)),
+            FOUND=round_up(tiles * num),
+            TILES=max(2, round_up(tiles)),
             **options,
         )
 

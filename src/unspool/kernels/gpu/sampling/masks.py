@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, lay_in_rows
 
 BLOCK: Final = 1_024
 
@@ -29,6 +29,6 @@ def keep_allowed_on_gpu(scores: torch.Tensor, bits: torch.Tensor) -> torch.Tenso
     rows, vocab = scores.shape
     scores = lay_in_rows(scores)
     out = torch.empty((rows, vocab), dtype=scores.dtype, device=scores.device)
-    grid = (rows, triton.cdiv(vocab, BLOCK))
+    grid = (rows, count_parts(vocab, BLOCK))
     _keep_allowed[grid](scores, bits, out, vocab, bits.shape[1], scores.stride(0), BLOCK=BLOCK)
     return out

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import triton
 
-from unspool.kernels.gpu.arguments import find_step, lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.sampling.nearest_kernels import cut_far, find, gather, weigh
 from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Replay, can_replay
@@ -40,10 +39,10 @@ class NearestSearch:
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         self._rows, self._vocab = rows, vocab
-        self._tiles = tiles = triton.cdiv(vocab, TILE)
+        self._tiles = tiles = count_parts(vocab, TILE)
         self._joined = count_joined(tiles)
         self._each = MOST_EACH if rows * tiles >= MANY_TILES else TILE // LANES
-        self._groups = triton.cdiv(vocab, self._each * LANES)
+        self._groups = count_parts(vocab, self._each * LANES)
         self._slots = min(MOST_SLOTS, MOST_GATHERED // self._joined)
         sizes = [rows * tiles * STEPS, rows * tiles * STEPS, rows * tiles * self._slots, rows]
         floats = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.ends import PassEnd
 from unspool.kernels.gpu.sampling.tokens import TILE, count_tiles, take_found
@@ -153,7 +154,7 @@ class CapturedReading:
         self._parts = torch.zeros((1 + num_early) * rows, num_tiles, 2, dtype=torch.float32, device=device)
         self._divergences = torch.zeros(max(1, num_early), rows, num_tiles, dtype=torch.float32, device=device)
         self._tops = torch.zeros(rows, num_tiles, dtype=torch.float32, device=device)
-        self._sizes = {"ROWS": max(2, triton.next_power_of_2(rows)), "TILES": max(2, triton.next_power_of_2(num_tiles))}
+        self._sizes = {"ROWS": max(2, round_up(rows)), "TILES": max(2, round_up(num_tiles))}
         self.set_inputs(reading)
 
     def set_inputs(self, reading: Guide | Contrast) -> None:

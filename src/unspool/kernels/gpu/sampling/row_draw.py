@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 1_024  # scores per program of the first kernel
@@ -93,7 +93,7 @@ def draw_row(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     scores = lay_in_rows(scores)
     uniforms = uniforms.contiguous()
     rows, vocab = scores.shape
-    num_tiles = triton.cdiv(vocab, TILE)
+    num_tiles = count_parts(vocab, TILE)
     tops = torch.empty(rows, num_tiles, dtype=torch.float32, device=scores.device)
     weights = torch.empty(rows, num_tiles, dtype=torch.float64, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
@@ -122,7 +122,7 @@ def draw_row(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         scores.stride(0),
         num_tiles,
         TILE=TILE,
-        TILES=max(2, triton.next_power_of_2(num_tiles)),
+        TILES=max(2, round_up(num_tiles)),
         num_warps=8,
         **options,
     )

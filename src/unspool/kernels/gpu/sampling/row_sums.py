@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import find_step
+from unspool.kernels.gpu.arguments import count_parts, find_step, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 TILE: Final = 4_096  # scores per program
@@ -82,7 +82,7 @@ def join_sums(SUMS, row, num_tiles, NUM: tl.constexpr, TILES: tl.constexpr):
 def sum_rows(scores: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Partial results of the tiles of scores (rows, vocab) float32, whose rows lie whole; and the number of tiles."""
     rows, vocab = scores.shape
-    tiles = triton.cdiv(vocab, TILE)
+    tiles = count_parts(vocab, TILE)
     sums = torch.empty(rows * tiles * SUMS, dtype=torch.float32, device=scores.device)
     launch(
         _sum_tiles,
@@ -101,7 +101,7 @@ def sum_rows(scores: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def count_joined(tiles: int) -> int:
     """The number of tiles that `join_sums` is compiled for."""
-    return max(2, int(triton.next_power_of_2(tiles)))
+    return max(2, int(round_up(tiles)))
 
 
 @triton.jit(do_not_specialize=["TEMPERATURE", "UNIFORMS", "NUMBERS", "temperature_stride", "uniforms_stride"])
@@ -130,7 +130,7 @@ class ScoresCopy:
     """Scores of a number of rows where a graph reads them, with the partial results of their tiles."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
-        tiles = triton.cdiv(vocab, TILE)
+        tiles = count_parts(vocab, TILE)
         with torch.inference_mode(False):
             self.scores = torch.empty(rows, vocab, dtype=torch.float32, device=device)
             self.sums = torch.empty(rows * tiles * SUMS, dtype=torch.float32, device=device)
@@ -143,7 +143,7 @@ class ScoresCopy:
         rows, vocab = self.scores.shape
         launch(
             _copy_scores,
-            (rows, triton.cdiv(vocab, TILE)),
+            (rows, count_parts(vocab, TILE)),
             scores,
             self.scores,
             self.sums,

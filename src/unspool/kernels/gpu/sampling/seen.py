@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import find_step, lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 BLOCK: Final = 256  # columns of the history per program
@@ -72,7 +72,7 @@ def penalise(
     rows, columns = ids.shape
     launch(
         _penalise,
-        (rows, triton.cdiv(columns, BLOCK)),
+        (rows, count_parts(columns, BLOCK)),
         scores,
         out,
         ids,
@@ -125,7 +125,7 @@ def ban_repeated(scores: torch.Tensor, ids: torch.Tensor, size: int, pads: torch
     rows, columns = ids.shape
     launch(
         _ban_repeated,
-        (rows, triton.cdiv(columns, BLOCK)),
+        (rows, count_parts(columns, BLOCK)),
         out,
         ids,
         ids if pads is None else pads,
@@ -191,7 +191,7 @@ def penalise_repeats(
     rows, columns = ids.shape
     launch(
         _penalise_repeats,
-        (rows, triton.cdiv(columns, BLOCK)),
+        (rows, count_parts(columns, BLOCK)),
         scores,
         out,
         ids,

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import find_step, lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, find_step, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.slow_tail import draw_slowly, load_scores, temper
 from unspool.kernels.gpu.sampling.tail_cuts import cut_candidates
@@ -205,11 +205,11 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
     uniforms = uniforms.contiguous()
     rows, vocab = scores.shape
     group = choose_group(vocab, settings.largest_k)
-    run, num_groups = min(RUN, group), triton.cdiv(vocab, group)
-    most_chosen = triton.next_power_of_2(count_chosen(settings.largest_k))
-    room = max(FEWEST_PLACES, triton.next_power_of_2(count_chosen(settings.largest_k) + SPARE_PLACES))
-    columns = min(most_chosen, triton.next_power_of_2(num_groups)) * run
-    before = triton.cdiv(rows * num_groups, ALIGNED) * ALIGNED
+    run, num_groups = min(RUN, group), count_parts(vocab, group)
+    most_chosen = round_up(count_chosen(settings.largest_k))
+    room = max(FEWEST_PLACES, round_up(count_chosen(settings.largest_k) + SPARE_PLACES))
+    columns = min(most_chosen, round_up(num_groups)) * run
+    before = count_parts(rows * num_groups, ALIGNED) * ALIGNED
     floats = torch.empty(before + rows * room, dtype=torch.float32, device=scores.device)
     numbers = torch.empty(before + rows * room, dtype=torch.int32, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
@@ -218,7 +218,7 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
     block = TILE // group
     launch(
         _find_tops,
-        (rows, triton.cdiv(num_groups, block)),
+        (rows, count_parts(num_groups, block)),
         scores,
         floats,
         vocab,
@@ -263,7 +263,7 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         HAS_ETA=settings.eta is not None,
         STRIPS=group // run,
         RUN=run,
-        ALL=triton.next_power_of_2(num_groups),
+        ALL=round_up(num_groups),
         ROOM=room,
         BLOCK=max(2, PAIRS // room),
         COLUMNS=columns,
@@ -279,7 +279,7 @@ def choose_group(vocab: int, k: int) -> int:
     """The number of tokens per group: so few that there are many more groups than are read."""
     fewest_groups = max(FEWEST_GROUPS, 4 * k)
     largest = min(LARGEST_GROUP, vocab // fewest_groups)
-    return int(triton.next_power_of_2(largest + 1)) // 2 if largest else 1
+    return int(round_up(largest + 1)) // 2 if largest else 1
 
 
 def count_chosen(k: int) -> int:

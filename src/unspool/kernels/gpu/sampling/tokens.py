@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.arguments import count_parts, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 
 EMBED_BLOCK = 1024
@@ -49,7 +50,7 @@ def embed(
     rows, width = out.shape
     launch(
         _embed,
-        (rows, triton.cdiv(width, EMBED_BLOCK)),
+        (rows, count_parts(width, EMBED_BLOCK)),
         tokens,
         table,
         places.table if places is not None else table,
@@ -166,7 +167,7 @@ def take_found(
         num_tiles,
         len(log) if log is not None else 0,
         TILE=TILE,
-        TILES=max(2, triton.next_power_of_2(num_tiles)),
+        TILES=max(2, round_up(num_tiles)),
         num_warps=8,
         **launch_options(),
     )
@@ -174,4 +175,4 @@ def take_found(
 
 def count_tiles(vocab: int) -> int:
     """The number of tiles that the logits are cut into."""
-    return int(triton.cdiv(vocab, TILE))
+    return int(count_parts(vocab, TILE))

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.arguments import lay_in_rows
+from unspool.kernels.gpu.arguments import count_parts, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.cuts import KINDS, find_floor
 from unspool.kernels.gpu.sampling.nearest import FACTS, NEAREST, NearestSearch
@@ -102,7 +102,7 @@ class WholeTail:
 
     def __init__(self, rows: int, vocab: int, parts: tuple[str, ...], device: torch.device) -> None:
         self._rows, self._vocab, self._parts = rows, vocab, parts
-        self._tiles = tiles = triton.cdiv(vocab, TILE)
+        self._tiles = tiles = count_parts(vocab, TILE)
         self._copy = ScoresCopy(rows, vocab, device)
         wanted = {part: torch.float64 if part in NEAREST else torch.float32 for part in parts}
         self._settings = {part: HeldSetting(rows, dtype, device) for part, dtype in wanted.items()}
