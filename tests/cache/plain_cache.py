@@ -33,6 +33,8 @@ from unspool.kernels.packed_keys import PackedKeys
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 ROOM, MOST_ROWS = 300, 6
+# Of a long prompt's queries the first and the last are looked at, and one in so many between (blocks have 16 and more).
+LOOKED_AT_FIRST, LOOKED_AT_EVERY = 40, 7
 SIZES = SimpleNamespace(num_attention_heads=HEADS, hidden_size=HEADS * WIDTH, num_hidden_layers=LAYERS)
 
 
@@ -164,7 +166,7 @@ class Plain(Rows):
     written: int = 0
 
     def read(self, num_new: int, counts: list[int] | None = None) -> None:
-        """One forward pass over distinct numbers, checked in every layer for every real query."""
+        """One forward pass over distinct numbers, checked in every layer for every real query, or many of them."""
         real = counts or [num_new] * len(self.rows)
         starts = [len(row) for row in self.rows]
         span = self.cache.begin(len(self.rows), num_new, counts)
@@ -187,6 +189,8 @@ class Plain(Rows):
             visible = spread(masks[layer], span, keys.shape[2])
             for row, count in enumerate(real):
                 for n in range(count):
+                    if LOOKED_AT_FIRST < n < count - LOOKED_AT_FIRST and n % LOOKED_AT_EVERY:
+                        continue
                     seen = self.find_seen(row, starts[row] + n, windows[layer])
                     check_read(keys[row][:, visible[row, n]], values[row][:, visible[row, n]], seen, layer)
         self.cache.end()
