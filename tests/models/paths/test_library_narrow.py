@@ -14,6 +14,7 @@ from unspool.kernels.cpu import find_library, why_missing
 from unspool.kernels.cpu.structures import describe_matrix
 from unspool.models.decoder.model import Decoder
 from unspool.models.paths.library import LibraryPath
+from unspool.models.paths.library_model import DescribedModel
 from unspool.models.paths.library_narrow import NarrowCopies
 from unspool.models.weights import iterate_tensors
 
@@ -55,6 +56,24 @@ def test_copies_give_the_same_logits(pair_of: Callable[[str], Any], name: str) -
     rounded = make(pair_of(name), is_exact=False)
     read(rounded)
     assert list_kinds(rounded) == {0}
+
+
+def test_many_tokens_of_short_texts_have_the_same_bits_alone(
+    pair_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(pair_of("llama"))
+    library = model.find_path("library")
+    assert isinstance(library, LibraryPath)
+    monkeypatch.setattr(DescribedModel, "is_narrow", True)  # all but one matrix are: its width is no tile's
+    monkeypatch.setattr(library, "_most_narrow", 40)
+    tokens = torch.randint(3, 60, (3, 41), generator=torch.Generator().manual_seed(1))
+    together = model.forward(tokens[:, :40], model.new_cache("dynamic", rows=3))
+    assert together.path == "library", together.path_reason
+    for row in range(3):
+        alone = model.forward(tokens[row : row + 1, :40], model.new_cache("dynamic", rows=1))
+        assert torch.equal(alone.logits[0], together.logits[row])
+    longer = model.forward(tokens, model.new_cache("dynamic", rows=3))
+    assert longer.path == "eager" and "more than 40 tokens of a text" in longer.path_reason
 
 
 def test_a_changed_matrix_has_no_copy(pair_of: Callable[[str], Any]) -> None:

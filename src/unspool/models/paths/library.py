@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -26,7 +27,8 @@ from unspool.shortage import explain_shortage
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK, "amx": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
-_FAST_COPIES: Final = frozenset(("amx",))  # sets whose products with copies in bfloat16 are always faster than torch's
+# Of one text: products with copies in bfloat16 are faster than torch's; attention over many keys is not.
+_MOST_NARROW: Final = {"amx": sys.maxsize, "avx512": 256}
 
 
 class LibraryPath:
@@ -43,13 +45,7 @@ class LibraryPath:
         self.most_float: int | None = None  # tokens of a pass over plain floats; None: weights are quantised
         if not isinstance(weights.layers[0].up, PackedLinear):
             self.most_float = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
-        self._has_fast_copies = library.instructions in _FAST_COPIES
-
-    @property
-    def most_tokens(self) -> int | None:
-        """Tokens of a pass that is faster here; None if all are."""
-        is_fast = self.most_float is None or (self._has_fast_copies and self._described.is_narrow)
-        return None if is_fast else self.most_float
+        self._most_narrow = _MOST_NARROW.get(library.instructions, 0)
 
     def run(self, new: Pass) -> Forward | str:
         """Read the tokens in one call, and advance the cache; or why it can't be one call."""
@@ -61,9 +57,8 @@ class LibraryPath:
         if want.early and want.logits == "all":
             return "early logits are read one token at a time"
         span = new.span
-        most = self.most_float
-        if most is not None and sum(span.counts) > most and self.most_tokens is not None:
-            return f"torch's products of plain numbers are as fast for more than {most} tokens"
+        if (reason := self._explain_slow(span.counts)) is not None:
+            return reason
         self._check_longest(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
         with self._own(cache).steady():
             keys = self._find_keys(cache, span)
@@ -101,6 +96,16 @@ class LibraryPath:
                 return Stretch(self._calls.take_steps(tokens, span, keys, ends, choose), path=self.name)
         finally:
             cache.end()
+
+    def _explain_slow(self, counts: Sequence[int]) -> str | None:
+        """Why torch's operators are as fast for so many tokens of each row; None if the library is faster."""
+        if self.most_float is None or sum(counts) <= self.most_float:
+            return None
+        if not self._most_narrow or not self._described.is_narrow:
+            return f"torch's products of plain numbers are as fast for more than {self.most_float} tokens"
+        if max(counts) > self._most_narrow:
+            return f"torch's products and attention are as fast for more than {self._most_narrow} tokens of a text"
+        return None
 
     # --- what differs in models with an encoder ---------------------------------------------------------
     def _own(self, cache: Cache) -> Cache:

@@ -124,7 +124,7 @@ static int32_t multiply_rows(const us_matrix *w, int32_t first, int32_t count, c
     return p.count;
 }
 
-static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
+static void put_some(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
     float *y = to->y + (to->rows ? to->rows[row] : row) * to->stride + first;
     for (int32_t n = 0; n < count; n += LANES) {
         const int some = count - n < LANES ? count - n : LANES;
@@ -135,6 +135,18 @@ static void put(const us_matrix *w, int32_t first, int32_t count, const float *m
         if (to->adds) result += load_some(y + n, some);
         store_some(y + n, result, some);
     }
+}
+
+/* Put the results of some rows from `row` on, `pitch` apart, where they belong. */
+static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t pitch, int32_t row, int32_t num_rows,
+                const output *to) {
+    if (count % LANES || w->bias || to->shares || to->extra || to->rows) {
+        for (int32_t m = 0; m < num_rows; m++) put_some(w, first, count, made + pitch * m, row + m, to);
+        return;
+    }
+    float *y = to->y + row * to->stride + first;
+    for (int32_t m = 0; m < num_rows; m++, y += to->stride, made += pitch)
+        for (int32_t n = 0; n < count; n += LANES) store(y + n, to->adds ? load(made + n) + load(y + n) : load(made + n));
 }
 
 /* How many output rows are made together from a tile on, of the tiles before `last`. */
@@ -155,7 +167,7 @@ static void split_outputs(const us_matrix *w, int32_t rows, int32_t thread, int3
 static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
     split_outputs(w, w->rows, thread, threads, &first, &last);
-    float made[NARROW_M * PAIR];
+    _Alignas(64) float made[NARROW_M * PAIR];
     begin_narrow(num_rows);
     for (int64_t begin = first; begin < last; begin += PAIR) {
         const int64_t at = begin / US_PANEL;
@@ -163,7 +175,7 @@ static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *i
         const int32_t count = (int32_t)(last - begin < PAIR ? last - begin : PAIR);
         for (int32_t row = 0; row < num_rows;) {
             const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
-            for (int m = 0; m < rows; m++) put(w, (int32_t)begin, count, made + PAIR * m, row + m, to);
+            put(w, (int32_t)begin, count, made, PAIR, row, rows, to);
             row += rows;
         }
     }
@@ -179,12 +191,12 @@ static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in,
         return;
     }
     split((w->rows + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float made[MOST_ROWS * OUTPUTS];
+    _Alignas(64) float made[MOST_ROWS * OUTPUTS];
     for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
         const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, w->rows);
         for (int32_t row = 0; row < num_rows;) {
             const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, made);
-            for (int m = 0; m < rows; m++) put(w, begin, count, made + OUTPUTS * m, row + m, to);
+            put(w, begin, count, made, OUTPUTS, row, rows, to);
             row += rows;
         }
     }
@@ -220,7 +232,7 @@ static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, 
                         const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
     split_outputs(w, ffn, thread, threads, &first, &last);
-    float made[NARROW_M * PAIR];
+    _Alignas(64) float made[NARROW_M * PAIR];
     begin_narrow(num_rows);
     for (int64_t begin = first; begin < last; begin += US_PANEL) {
         const int64_t at = begin / US_PANEL;
@@ -246,7 +258,7 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, in
         return;
     }
     split((ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
-    float gates[MOST_ROWS * OUTPUTS], values[MOST_ROWS * OUTPUTS];
+    _Alignas(64) float gates[MOST_ROWS * OUTPUTS], values[MOST_ROWS * OUTPUTS];
     for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
         const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, ffn);
         for (int32_t row = 0; row < num_rows;) {

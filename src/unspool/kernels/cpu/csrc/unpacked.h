@@ -136,9 +136,10 @@ static int32_t multiply_unpacked(const us_matrix *w, int32_t first, int32_t coun
     }
     const int blocks = w->columns / US_BLOCK, is_pair = count > US_TILE;
     const uint8_t *tile = (const uint8_t *)w->data + (size_t)(first / US_TILE) * (size_t)blocks * us_block_bytes(w->kind);
-    float made[MOST_ROWS][OUTPUTS];
+    _Alignas(64) float some[MOST_ROWS][OUTPUTS];
+    float(*made)[OUTPUTS] = is_pair ? (float(*)[OUTPUTS])out : some;
     unpacked u;
-    memset(made, 0, sizeof made[0] * (size_t)(last - row));
+    memset(made, 0, sizeof *made * (size_t)(last - row));
     for (int from = 0; from < blocks; from += UNPACKED_SPAN) {
         const int span = blocks - from < UNPACKED_SPAN ? blocks - from : UNPACKED_SPAN;
         unpack_span(w, tile, from, span, is_pair, &u);
@@ -149,7 +150,7 @@ static int32_t multiply_unpacked(const us_matrix *w, int32_t first, int32_t coun
             add_panel(&u, span, a, p.count, w->kind, made + (p.first - row));
         }
     }
-    for (int32_t m = 0; m < last - row; m++) memcpy(out + (size_t)OUTPUTS * (size_t)m, made[m], sizeof(float) * (is_pair ? OUTPUTS : US_TILE));
+    for (int32_t m = 0; m < last - row && !is_pair; m++) memcpy(out + (size_t)OUTPUTS * (size_t)m, made[m], sizeof(float) * US_TILE);
     return last - row;
 }
 
