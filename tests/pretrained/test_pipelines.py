@@ -135,7 +135,10 @@ def test_text_to_text(models: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = unspool.AutoModelForSeq2SeqLM.from_pretrained(folder)
     ids = tokenizer("A cat", return_tensors="pt").input_ids
-    expected = tokenizer.decode(model.generate(ids, num_beams=4, max_new_tokens=256)[0], skip_special_tokens=True)
+    long, short = (
+        tokenizer.decode(model.generate(ids, num_beams=4, max_new_tokens=most)[0], skip_special_tokens=True)
+        for most in (256, 12)
+    )
     for task, name in (
         ("text2text-generation", "generated_text"),
         ("summarization", "summary_text"),
@@ -143,8 +146,9 @@ def test_text_to_text(models: Path, tmp_path: Path) -> None:
         ("translation_en_to_de", "translation_text"),
     ):
         each = pipeline(task, str(folder))
-        assert each("A cat") == [{name: expected}]
-        assert each(["A cat", "A longer text"], batch_size=2)[0] == {name: expected}
+        assert each("A cat", max_new_tokens=12) == [{name: short}]
+        assert each(["A cat", "A longer text"], batch_size=2, max_new_tokens=12)[0] == {name: short}
+    assert long != short and each("A cat") == [{name: long}]
     (row,) = each("A cat", return_tensors=True, num_beams=1, max_new_tokens=4)
     assert row["translation_token_ids"] == model.generate(ids, max_new_tokens=4)[0].tolist()
     with pytest.raises(SettingError, match="translation"):

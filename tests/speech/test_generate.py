@@ -82,7 +82,7 @@ def test_one_window(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "seed"), [*((name, 1) for name in LONG), ("plain", 2), ("conditioned, prompt", 2)])
 def test_windows(name: str, seed: int) -> None:
-    model, features = make_whisper(seed), draw_features(1, 200, seed)
+    model, features = make_whisper(seed), draw_features(1, 140, seed)
     settings = {**LONG[name], "return_segments": True}
     found = unspool.generate(model, input_features=features, **settings)
     assert_same(found, ask_reference(model, input_features=features, **settings))
@@ -91,7 +91,7 @@ def test_windows(name: str, seed: int) -> None:
 
 def test_token_times_are_those_of_the_whole_sound() -> None:
     """The reference begins anew with every window in `token_timestamps`, and not in its segments."""
-    model, features = make_whisper(1), draw_features(1, 200, 1)
+    model, features = make_whisper(1), draw_features(1, 140, 1)
     found = unspool.generate(model, input_features=features, **LONG["times"], return_segments=True)
     told = [time for segment in found["segments"][0] for time in segment["token_timestamps"].tolist()]
     assert found["token_timestamps"][0].tolist() == pytest.approx(told)

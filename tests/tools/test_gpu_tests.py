@@ -32,6 +32,7 @@ def _as_if_there_were_a_gpu(monkeypatch: pytest.MonkeyPatch, runner: ModuleType,
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # logs go there
     monkeypatch.setattr(runner, "has_gpu", lambda: True)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second, and nothing here needs them
+    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
 
 
 def test_every_test_is_in_one_share(runner: ModuleType) -> None:
