@@ -20,7 +20,7 @@ from datetime import date
 from typing import Any
 
 import torch
-from gpu_profile import profile_passes  # benchmarks/gpu_profile.py
+from gpu_profile import profile_layers, profile_passes  # benchmarks/gpu_profile.py
 from gpu_step import measure_bandwidth  # benchmarks/gpu_step.py
 
 import unspool
@@ -133,6 +133,7 @@ def profile_step(model: Any, source: dict[str, torch.Tensor], rows: int) -> None
     tokens = torch.randint(5, 30_000, (rows, 1), device="cuda")
     model.forward(tokens.expand(rows, 32), cache)
     profile_passes(lambda: model.forward(tokens, cache), f"  {rows} rows", 16)
+    profile_layers(lambda: model.forward(tokens, cache), f"  {rows} rows", model.spec.decoder.num_layers)
 
 
 @torch.no_grad()

@@ -133,9 +133,11 @@ def _multiply_sum(
     is_row = rn < N
     at = W + first.to(tl.int64) * K + place[:, None] * K + rk[None, :]
     loaded = load_ahead(at, at, is_row, rk, K, BK, AHEAD, False, IS_EVEN)
-    at2 = W2 + first.to(tl.int64) * K2 + place[:, None] * K2 + rk[None, :]
     AHEAD2: tl.constexpr = AHEAD - (K + BK - 1) // BK  # of the second matrix, once all of the first is there
-    loaded2 = load_ahead(at2, at2, is_row, rk, K2, BK, AHEAD2, False, IS_EVEN)
+    loaded2 = loaded
+    if AHEAD2 > 0:
+        at2 = W2 + first.to(tl.int64) * K2 + place[:, None] * K2 + rk[None, :]
+        loaded2 = load_ahead(at2, at2, is_row, rk, K2, BK, AHEAD2, False, IS_EVEN)
     bias = tl.zeros((BN,), tl.float32)
     if HAS_BIAS:
         bias += tl.load(BIAS + rn, mask=is_row, other=0.0).to(tl.float32)
@@ -152,11 +154,12 @@ def _multiply_sum(
         else:
             w = load_tile(at, is_row, rk, k, K, BK, IS_EVEN)
         total += w.to(tl.float32) * tl.load(X + k + rk, mask=rk + k < K, other=0.0).to(tl.float32)[None, :]
+    at = W2 + first.to(tl.int64) * K2 + place[:, None] * K2 + rk[None, :]
     for k in tl.static_range(0, K2, BK):
         if k < AHEAD2 * BK:
             w = loaded2[0][k // BK]
         else:
-            w = load_tile(at2, is_row, rk, k, K2, BK, IS_EVEN)
+            w = load_tile(at, is_row, rk, k, K2, BK, IS_EVEN)
         total += w.to(tl.float32) * tl.load(X2 + k + rk, mask=rk + k < K2, other=0.0).to(tl.float32)[None, :]
     if not EARLY:
         let_next_start(PDL)
