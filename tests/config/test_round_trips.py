@@ -53,7 +53,7 @@ def behave(config: GenerationConfig) -> tuple[str, dict[str, str]]:
     return merged.to_json_string(use_diff=False, ignore_metadata=True), dict(origins)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chosen=SETTINGS)
 def test_what_was_set_survives_every_round_trip(chosen: dict[str, Any]) -> None:
     config = GenerationConfig(**chosen)

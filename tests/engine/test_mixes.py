@@ -137,19 +137,19 @@ def run_mix(
     assert all(pool is None or pool.num_free == pool.num_blocks for pool in pools)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_any_mix_of_a_fake_model(data: st.DataObject) -> None:
     run_mix(data, make_lm(), REQUESTS, data.draw(st.sampled_from([400, 30, 12])))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
     run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_any_mix_of_a_fake_encoder_decoder(data: st.DataObject) -> None:
     run_mix(data, make_pair(), REQUESTS, data.draw(st.sampled_from([400, 30])))

@@ -40,7 +40,7 @@ def stream(tokenizer: Any, ids: list[int], sizes: list[int], skip: bool = True) 
 cuts = st.lists(st.integers(1, 5), max_size=30) | st.just([1] * 200)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=40), sizes=cuts, skip=st.booleans())
 @pytest.mark.parametrize("name", ["smollm2", "sentencepiece"])
 def test_any_text(name: str, text: str, sizes: list[int], skip: bool, request: pytest.FixtureRequest) -> None:

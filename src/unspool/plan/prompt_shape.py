@@ -14,7 +14,7 @@ class PromptShape:
     longest: int  # positions of the longest row
     has_embeds: bool = False
     has_cache: bool = False  # the caller gave past_key_values
-    is_endless: bool = False  # and they hold what they hold, however long a text gets
+    is_endless: bool = False  # and their memory is bounded, however long a text gets
     cache_is_filled: bool = False  # and they hold a part of the prompt
     cache_is_plain: bool = True  # and their keys lie in one buffer a layer
     is_ragged: bool = False  # rows of different lengths, the encoder's among them
