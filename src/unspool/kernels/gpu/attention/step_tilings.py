@@ -39,8 +39,7 @@ class AttentionTiling:
 
 
 ONE_ROW: Final = AttentionTiling(64, 64, 256, 4, 2)
-ONE_ROW_OF_NARROW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B: some 5 % of a step
-ONE_ROW_OF_FEW_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Qwen3-0.6B: 5 % of a step
+ONE_ROW_IN_CLUSTERS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8)  # Llama-3.2-1B, Qwen3-0.6B: 5 % of a step
 # The first keys early: 1 to 6 % of a step if every query head has keys of its own, nothing or less if heads share.
 ONE_ROW_OF_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, is_eager=True)
 ONE_ROW_OF_SMALL_LONE_HEADS: Final = AttentionTiling(64, 64, 256, 4, 2, None, 8, is_eager=True)  # Phi-2: 2 %
@@ -63,12 +62,12 @@ def choose_tiling(rows: int, shape: HeadShape) -> AttentionTiling:
     """The best tiling measured on an H200."""
     if rows == 1:
         if shape.width <= NARROW:
-            return ONE_ROW_OF_NARROW_HEADS
+            return ONE_ROW_IN_CLUSTERS
         if shape.width > USUAL:
             return ONE_ROW_OF_WIDE_HEADS
         if shape.kv_heads == shape.heads:
             return ONE_ROW_OF_LONE_HEADS if shape.width == USUAL else ONE_ROW_OF_SMALL_LONE_HEADS
-        return ONE_ROW_OF_FEW_HEADS if shape.heads <= FEW_HEADS else ONE_ROW
+        return ONE_ROW_IN_CLUSTERS if shape.heads <= FEW_HEADS else ONE_ROW
     return SEVERAL_ROWS if shape.width > NARROW else SEVERAL_ROWS_OF_NARROW_HEADS
 
 
