@@ -102,6 +102,28 @@ static void run(void *argument, const char *set, float *out) {
     free(w->job.scratch);
 }
 
+/* How many threads there are changes no bit. */
+static void check_threads(whole *w, size_t n) {
+    float *alone = get(n * sizeof(float)), *made = get(n * sizeof(float));
+    const int32_t threads = w->threads;
+    char names[128];
+    strcpy(names, us_available());
+    for (char *rest = names, *name; (name = strtok(rest, ",")); rest = NULL) {
+        if (us_use_instructions(name)) abort();
+        w->threads = 1;
+        run(w, name, alone);
+        for (w->threads = 2; w->threads <= 3; w->threads++) {
+            run(w, name, made);
+            if (!memcmp(alone, made, n * sizeof(float))) continue;
+            printf("a run with %s: %d threads change it\n", name, (int)w->threads);
+            num_wrong++;
+        }
+    }
+    w->threads = threads;
+    free(alone);
+    free(made);
+}
+
 #include "check_passes.h"
 
 /* Let the shared keys of a run be packed ones: so many positions of each row, in some layers from the row's base on. */
@@ -295,7 +317,9 @@ static void check_run(void) {
     job->likeliest = keep(get(sizeof(int64_t) * (size_t)job->num_wanted));
     job->states = below(2) ? keep(floats((size_t)count * m->hidden, 1.0f)) : NULL;
     /* Where a number lies between two of 8 bits, sets may round it to different sides. */
-    for_each_set(run, &w, "a run", (size_t)((1 + job->num_early) * job->num_wanted) * m->vocab, is_float(kind) ? 1e-3f : 0.1f);
+    const size_t num_logits = (size_t)((1 + job->num_early) * job->num_wanted) * m->vocab;
+    for_each_set(run, &w, "a run", num_logits, is_float(kind) ? 1e-3f : 0.1f);
+    check_threads(&w, num_logits);
     check_layouts(&w, rows, room, position);
     check_steps(&w, rows, room);
     let_go();

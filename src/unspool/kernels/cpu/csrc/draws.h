@@ -3,6 +3,8 @@
 #ifndef UNSPOOL_DRAWS_H
 #define UNSPOOL_DRAWS_H
 
+#include <float.h>
+
 #include "marks.h" /* find_highest */
 
 #define DRAW_BLOCKS 256 /* of tokens, looked into where their highest score or their probability asks for it */

@@ -61,10 +61,10 @@ static input prepare(run *r, const us_matrix *w, enum source source, const us_no
         if (source == READ && r->max_parts) {
             int32_t from, begin, end;
             find_parts(r, layer, (int32_t)row, &from, &begin, &end);
-            join_parts(r, layer, (int32_t)row, begin, end, normed + row * K);
+            join_parts(r, layer->sinks, (int32_t)row, begin, end, normed + row * K);
         }
         if (source == CROSS_READ && r->max_parts)
-            join_parts(r, layer, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
+            join_parts(r, NULL, (int32_t)row, 0, (job->source_lengths[row] - 1) / US_PART, normed + row * K);
         prepare_row(w, in.x + row * K, (int32_t)row, rows, &in);
     }
     if (!r->is_private) us_meet(r->team);
@@ -325,6 +325,7 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
 }
 
 #include "marks.h"
+#include "gumbel.h"
 #include "tournament.h"
 #include "draws.h"
 #include "own_lists.h"

@@ -197,9 +197,7 @@ static void attend_kept(run *r, const us_layer *layer, int32_t l, int32_t token,
 }
 
 /* The share of attention that a head's sink takes, beside weights relative to their largest score. */
-static float find_sink(const us_layer *layer, int32_t head, float most) {
-    return layer->sinks ? expf(layer->sinks[head] - most) : 0.0f;
-}
+static float find_sink(const float *sinks, int32_t head, float most) { return sinks ? expf(sinks[head] - most) : 0.0f; }
 
 #define LEAST_KEYS 16 /* what a token costs beside its keys, in keys */
 #define MOST_RUN 16 /* tokens that read a part one after the other, while it is in the cache */
@@ -232,7 +230,7 @@ static void attend_run(run *r, const us_layer *layer, int32_t l, int32_t token, 
                         tally[0] = -INFINITY, tally[1] = 0;
                     }
                     merge(&tally[0], &tally[1], read, got.most[g], got.total[g], got.read + (size_t)g * D, D);
-                    const float whole = tally[1] + find_sink(layer, g0 + g, tally[0]);
+                    const float whole = tally[1] + find_sink(layer->sinks, g0 + g, tally[0]);
                     for (int32_t i = 0; i < D && part == last[t]; i++) read[i] /= whole;
                 }
             }
@@ -289,8 +287,9 @@ static void attend(run *r, const us_layer *layer, int32_t l) {
     for (int64_t i = first; i < last; i++) keep_head(r, l, (int32_t)(i / KV), (int32_t)(i % KV));
 }
 
-/* Merge the kept parts of a token's heads, from the first to the last, into `out` (heads, width). */
-static void join_parts(const run *r, const us_layer *layer, int32_t token, int32_t first, int32_t last, float *out) {
+/* Merge the kept parts of a token's heads, from the first to the last, into `out` (heads, width); `sinks`: the heads', or
+ * NULL. */
+static void join_parts(const run *r, const float *sinks, int32_t token, int32_t first, int32_t last, float *out) {
     const int32_t D = r->model->head_dim, H = r->model->num_heads;
     for (int32_t h = 0; h < H; h++, out += D) {
         float most = -INFINITY, total = 0;
@@ -299,7 +298,7 @@ static void join_parts(const run *r, const us_layer *layer, int32_t token, int32
             const float *kept = find_kept(r, token, part, h);
             merge(&most, &total, out, kept[0], kept[1], kept + 2, D);
         }
-        total += find_sink(layer, h, most);
+        total += find_sink(sinks, h, most);
         for (int32_t i = 0; i < D; i++) out[i] /= total;
     }
 }

@@ -3,6 +3,8 @@
 #ifndef UNSPOOL_TOURNAMENT_H
 #define UNSPOOL_TOURNAMENT_H
 
+#include <float.h>
+
 #include "marks.h" /* find_highest */
 
 #define WORD_ROUNDS 30 /* whose bits share a word */
