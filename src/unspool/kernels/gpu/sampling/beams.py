@@ -7,7 +7,7 @@ merged from those. Beam sampling adds noise to what is compared: that of `decodi
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -168,6 +168,74 @@ def _choose(
     tl.store(RUNNING + row, lowered.to(tl.float32), mask=is_kept)
 
 
+class _Ranking(NamedTuple):
+    """Where the likeliest tokens of tiles and of rows are written."""
+
+    parts: torch.Tensor  # of each tile its highest score and its sum of exponentials
+    tops: torch.Tensor  # of each tile its highest scores,
+    tokens: torch.Tensor  # and their tokens
+    values: torch.Tensor  # of each row the highest log-probabilities,
+    totals: torch.Tensor  # the same with what runs before,
+    found: torch.Tensor  # and their tokens
+
+
+def _launch_ranking(
+    scores: torch.Tensor,  # (rows, vocab), rows that lie whole
+    running: torch.Tensor,  # (rows,)
+    into: _Ranking,
+    count: int,
+    num_beams: int,
+    drawing: tuple[torch.Tensor, torch.Tensor],  # seeds and positions, read if it draws
+    is_normalised: bool,
+    draws: bool,
+) -> None:
+    """Rank the `count` likeliest tokens of every tile, and then of every row."""
+    rows, tiles, options = len(scores), count_parts(scores.shape[1], TILE), launch_options()
+    seeds, positions = drawing
+    launch(
+        _rank_tiles,
+        (rows, tiles),
+        scores,
+        running,
+        seeds,
+        positions,
+        into.parts,
+        into.tops,
+        into.tokens,
+        scores.shape[1],
+        scores.stride(0),
+        seeds.stride(0),
+        positions.stride(0),
+        BEAMS=num_beams,
+        K=count,
+        TILE=TILE,
+        IS_NORMALISED=is_normalised,
+        DRAWS=draws,
+        num_warps=8,
+        **options,
+    )
+    launch(
+        _rank_rows,
+        (rows,),
+        scores,
+        into.parts,
+        into.tops,
+        into.tokens,
+        running,
+        into.values,
+        into.totals,
+        into.found,
+        tiles,
+        scores.stride(0),
+        K=count,
+        PLACES=max(2, round_up(tiles * count)),
+        TILES=max(2, round_up(tiles)),
+        IS_NORMALISED=is_normalised,
+        DRAWS=draws,
+        **options,
+    )
+
+
 def choose_beams(
     scores: torch.Tensor,  # (rows, vocab) float32: logits, or log-probabilities if they are normalised
     running: torch.Tensor,  # (rows,) float32
@@ -202,49 +270,9 @@ def choose_beams(
     packed = torch.empty(prompts, 3, num_candidates, dtype=torch.int32, device=device)
     moves = torch.empty(2, rows, dtype=torch.int64, device=device)
     after = torch.empty(rows, dtype=torch.float32, device=device)
+    ranked = _Ranking(parts, tops, tokens, values, totals, found)
+    _launch_ranking(scores, running, ranked, few, num_beams, (seeds, positions), is_normalised, draws)
     options = launch_options()
-    launch(
-        _rank_tiles,
-        (rows, tiles),
-        scores,
-        running,
-        seeds,
-        positions,
-        parts,
-        tops,
-        tokens,
-        vocab,
-        scores.stride(0),
-        seeds.stride(0),
-        positions.stride(0),
-        BEAMS=num_beams,
-        K=few,
-        TILE=TILE,
-        IS_NORMALISED=is_normalised,
-        DRAWS=draws,
-        num_warps=8,
-        **options,
-    )
-    launch(
-        _rank_rows,
-        (rows,),
-        scores,
-        parts,
-        tops,
-        tokens,
-        running,
-        values,
-        totals,
-        found,
-        tiles,
-        scores.stride(0),
-        K=few,
-        PLACES=max(2, round_up(tiles * few)),
-        TILES=max(2, round_up(tiles)),
-        IS_NORMALISED=is_normalised,
-        DRAWS=draws,
-        **options,
-    )
     launch(
         _choose,
         (prompts,),
@@ -275,53 +303,13 @@ def rank_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
     those tokens, int32."""
     logits = lay_in_rows(logits)
     rows, vocab = logits.shape
-    tiles, device, options = count_parts(vocab, TILE), logits.device, launch_options()
+    tiles, device = count_parts(vocab, TILE), logits.device
     floats = torch.empty(rows * (tiles * (count + 2)), dtype=torch.float32, device=device)
     parts, tops = floats[: rows * tiles * 2], floats[rows * tiles * 2 :]
     tokens = torch.empty(rows * tiles * count, dtype=torch.int32, device=device)
     values = torch.empty(rows, count, dtype=torch.float32, device=device)
     found = torch.empty(rows, count, dtype=torch.int32, device=device)
     nothing = torch.zeros(rows, dtype=torch.float32, device=device)  # no beam runs before
-    launch(
-        _rank_tiles,
-        (rows, tiles),
-        logits,
-        nothing,
-        tokens,
-        tokens,
-        parts,
-        tops,
-        tokens,
-        vocab,
-        logits.stride(0),
-        1,
-        1,
-        BEAMS=1,
-        K=count,
-        TILE=TILE,
-        IS_NORMALISED=False,
-        DRAWS=False,
-        num_warps=8,
-        **options,
-    )
-    launch(
-        _rank_rows,
-        (rows,),
-        logits,
-        parts,
-        tops,
-        tokens,
-        nothing,
-        values,
-        values,
-        found,
-        tiles,
-        logits.stride(0),
-        K=count,
-        PLACES=max(2, round_up(tiles * count)),
-        TILES=max(2, round_up(tiles)),
-        IS_NORMALISED=False,
-        DRAWS=False,
-        **options,
-    )
+    ranked = _Ranking(parts, tops, tokens, values, values, found)
+    _launch_ranking(logits, nothing, ranked, count, 1, (tokens, tokens), is_normalised=False, draws=False)
     return values, found
