@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import pytest
@@ -53,6 +54,16 @@ def test_prompts_and_steps_are_read_back(cache: Cache, counts: list[int] | None)
         plain.read(1)
     plain.read(3, [3, 1, 2])
     plain.read(1)
+
+
+def test_places_to_look_at_are_there_where_places_to_read_by_are(cache: Cache) -> None:
+    """Whoever asks whether a pass can go by address looks at these: a kind that has none must not seem to have some."""
+    plain = Plain(cache, [[], []])
+    for num_new in (3, 1):
+        plain.read(num_new)
+        looked_at, places = cache.last_places(), cache.places()
+        assert (looked_at is None) == (places is None)
+        assert looked_at is None or places is None or all(map(is_, looked_at.buffers, places.buffers))
 
 
 def test_growth_keeps_what_is_held(cache: Cache) -> None:

@@ -102,7 +102,8 @@ class StoredCache(Cache):
         return self._store.places()
 
     def last_places(self) -> Places | None:
-        return self.places() if type(self).write is not StoredCache.write else self._store.last_places()
+        is_ours = type(self).places is StoredCache.places and type(self).write is StoredCache.write
+        return self._store.last_places() if is_ours else self.places()
 
     def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
         for layer in range(self._store.num_layers, num_layers):
