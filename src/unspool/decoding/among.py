@@ -122,13 +122,14 @@ def make_finish(run: Run) -> Finish:
 
 def take_apart(run: Run) -> PlainParts:
     """What it takes to step a plain run's rows among those of others."""
-    parts, texts = run.parts, run.parts.prompts.list_arrays()
+    parts, prompts = run.parts, run.parts.prompts
+    texts = prompts.list_arrays()
     return PlainParts(
-        [text.tolist() for text in texts],
+        [text.tolist() for text in texts] if prompts.listed is None else prompts.listed,
         texts,
         parts.plan.copies,
-        make_seeds(parts.plan, parts.prompts.num_rows),
-        parts.prompts.width,
+        make_seeds(parts.plan, prompts.num_rows),
+        prompts.width,
         parts.processors,
         parts.plan.do_sample,
         parts.record.num_top,
