@@ -138,7 +138,7 @@ def _takes_suggestion(parts: RunParts) -> bool:
         and not parts.wants_every_row
         and parts.hooks.cache is None
         and parts.plan.cache_kind == "dynamic"
-        and not any(hasattr(processor, "snapshot") for processor in parts.processors)
+        and not any(getattr(processor, "remembers_steps", False) for processor in parts.processors)
     )
 
 
