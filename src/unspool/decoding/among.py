@@ -63,7 +63,7 @@ def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None =
     num_rows = prompts.num_rows * plan.copies
     forks = "forks" in parts.model.info.can and find_kind(kind).forks and not settings.low_memory
     longest = parts.readout.longest_prompt(prompts.lengths)
-    is_told = settings.prompt_logprobs is not None or prompts.embeds is not None
+    reads_every_logit = settings.prompt_logprobs is not None or prompts.embeds is not None
     needs = Needs(
         num_prompts=prompts.num_rows,
         num_rows=num_rows,
@@ -77,7 +77,7 @@ def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None =
             or not _lies_in_blocks(run, kind, dict(config or {}))
             or prompts.source is not None
         ),
-        reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or is_told,
+        reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or reads_every_logit,
     )
     not_stepped = _explain_not_stepped(run, needs)
     not_plain = "its keys don't lie in the engine's blocks" if not_stepped is None and needs.own_cache else not_stepped
