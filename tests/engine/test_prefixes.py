@@ -61,7 +61,9 @@ def test_prefixes_of_the_caller_and_draft_models() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["", "a"]), st.integers(0, 99), st.lists(st.integers(1, 2), max_size=40), st.booleans()),
+        st.tuples(
+            st.sampled_from(["", "a"]), st.integers(0, 99), st.lists(st.integers(1, 2), max_size=40), st.booleans()
+        ),
         max_size=12,
     )
 )
