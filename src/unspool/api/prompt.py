@@ -50,7 +50,7 @@ def as_ids(rows: list[list[int]]) -> torch.Tensor:
     try:
         if len(rows) == 1:  # the fastest way from a list to memory that Python has
             ids = np.empty((1, len(rows[0])), dtype=np.int64)
-            struct.pack_into(f"{len(rows[0])}q", ids, 0, *rows[0])
+            struct.pack_into(f"{len(rows[0])}q", ids.data, 0, *rows[0])
             return torch.from_numpy(ids)
         return torch.tensor(rows, dtype=torch.int64)
     except (struct.error, TypeError, ValueError, RuntimeError, OverflowError) as error:
