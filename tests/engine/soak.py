@@ -26,7 +26,7 @@ from tests.engine.test_mixes import LAYERED, REQUESTS, check, make_pair, try_cal
 from unspool.engine.request import Request
 
 NUM_THREADS = 8
-NUM_BLOCKS = 60
+NUM_BLOCKS = 20  # so few that requests are preempted all the time
 NUM_LOOKS = 20  # at the memory
 WAIT, NUM_WAITS = 5.0, 24  # seconds, and how often, before a request is lost
 LONG = 300  # seconds after which growth would show
