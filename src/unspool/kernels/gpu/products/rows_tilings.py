@@ -59,12 +59,10 @@ def _choose_early_words(
 ) -> RowsTiling:
     """The tiling of 8-bit words that are on their way before the rows are there (`early_words`)."""
     rows, warps, stages, beside = 1 << (num_rows - 1).bit_length(), 8, 4 if is_gated or outputs >= _WIDE else 5, 1
-    if kind == "int8":  # fp8 is slower so
-        warps, stages = (4, 5) if is_gated else (8, 4)
-        if rows == _MANY and not is_gated:  # of two programs to a processor one unpacks while the other multiplies
-            warps, beside = 4, 2
-        elif rows == _MANY and outputs > 64 * _count_processors():
-            stages = 3
+    if kind == "int8":  # of two programs to a processor one unpacks while the other multiplies; fp8 is slower so
+        warps, stages, beside = 4, 4, 2
+        if is_gated:
+            stages = 3 if outputs > 64 * _count_processors() else 5
     steps, splits = inputs // _WIDTH, 1
     if is_split and not is_gated:
         splits = _count_splits(outputs, inputs, num_rows, rows, (16 * warps, _WIDTH, warps, stages), beside)
