@@ -44,7 +44,7 @@ def explain_shortage(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 cause = error.__cause__ if isinstance(error, ShortageError) and error.__cause__ else error
                 raise ShortageError(
                     f"memory ran out while {what}; nothing else is affected. Give less at once, or use a cache or a "
-                    f"model that takes less. Told by the allocator: {str(cause)[:200] or type(cause).__name__}"
+                    f"model that takes less. The allocator says: {str(cause)[:200] or type(cause).__name__}"
                 ) from cause
 
         return run

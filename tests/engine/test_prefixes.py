@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import unspool
 from tests.conformance.cases import load_model
 from tests.engine.fakes import make_engine
+from unspool.cache import BlockPool
+from unspool.engine.prefixes import BlockNames, PrefixIndex
 
 
 def test_prompts_that_begin_alike_share_blocks(lm: unspool.LanguageModel, engine: unspool.Engine) -> None:
@@ -52,3 +57,27 @@ def test_prefixes_of_the_caller_and_draft_models() -> None:
         drafted = engine.submit([5, 6, 7], assistant_model=copy.deepcopy(lm), max_new_tokens=8)
         assert request.result(20).token_ids == lm.generate([9, 10], prefix=prefix, max_new_tokens=6).token_ids
         assert drafted.result(20).token_ids == lm.generate([5, 6, 7], max_new_tokens=8).token_ids
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "a"]), st.integers(0, 99), st.lists(st.integers(1, 2), max_size=40), st.booleans()
+        ),
+        max_size=12,
+    )
+)
+def test_names_are_the_same_whatever_was_named_before(texts: list[tuple[str, int, list[int], bool]]) -> None:
+    index, size = PrefixIndex(BlockPool(16)), 16
+    for tenant, num_common, rest, is_overwritten in texts:
+        text = np.array([1] * num_common + rest, dtype=np.int64)
+        if not len(text):
+            continue
+        named, alone, count = BlockNames(tenant), BlockNames(tenant), len(text) // size
+        index.name(text, named)
+        expected = alone.take(text.tolist(), count, size)
+        assert named.take(text, count, size) == expected
+        longer = [*text.tolist(), *[7] * size]
+        assert named.take(longer, count + 1, size) == alone.take(longer, count + 1, size)
+        if is_overwritten:
+            text[:] = 2

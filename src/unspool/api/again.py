@@ -54,9 +54,15 @@ def _find_free(settings: Mapping[str, Any]) -> dict[str, int]:
 
 
 def start_again(
-    key: Hashable | None, model: Any, tokenizer: Any, ids: torch.Tensor, settings: Mapping[str, Any]
+    key: Hashable | None,
+    model: Any,
+    tokenizer: Any,
+    ids: torch.Tensor,
+    listed: list[list[int]],
+    settings: Mapping[str, Any],
 ) -> Run | None:
-    """A run over ids (rows, length) that are all real, like one that was kept under the key; None if there is none."""
+    """A run over ids (rows, length) that are all real, and the same as lists, like one that was kept under the key;
+    None if there is none."""
     memo = None if key is None else _known.get(model)
     known = None if memo is None else memo.find(key)
     if known is None or known.hooks.tokenizer is not tokenizer:
@@ -64,7 +70,7 @@ def start_again(
     ids = read_ids(ids, model.info.vocab_size)
     rows, width = ids.shape
     plan = settle_lengths(_follow(known.plan, _find_free(settings)), model.info, PromptShape(rows, width, width))
-    prompts = Prompts(ids, [width] * rows, on_host=ids, hides_padding=True, device=model.device)
+    prompts = Prompts(ids, [width] * rows, on_host=ids, listed=listed, hides_padding=True, device=model.device)
     return Run(model, prompts, plan, known.hooks)
 
 

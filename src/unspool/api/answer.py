@@ -68,7 +68,7 @@ class Answer:
             ids = arguments["input_ids"]
             if len(arguments) == 1:
                 key = describe_call(lm.model, lm.tokenizer, settings, len(rows))
-                again = start_again(key, lm.model, lm.tokenizer, ids, settings)
+                again = start_again(key, lm.model, lm.tokenizer, ids, rows, settings)
                 if again is not None:
                     return again
             arguments["attention_mask"] = torch.ones_like(ids)

@@ -7,6 +7,7 @@ import contextvars
 import copy
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from numbers import Integral
+from operator import countOf
 from pathlib import Path
 from typing import Any, Self
 
@@ -200,12 +201,15 @@ class LanguageModel:
             raise InputError(f"a prompt is text, messages or token ids, not a {type(items).__name__}")
         if len(items) == 0:
             raise InputError("a prompt is an empty list: there is nothing to continue. Give at least one token")
+        if countOf(map(type, items), int) == len(items):
+            refuse_chat(chat, tools)
+            return list(items)
         kinds = set(map(type, items))  # a few, however many items there are
         if all(issubclass(kind, Mapping) for kind in kinds):
             return self._encode_chat(items, tools)
         if all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds):
             refuse_chat(chat, tools)
-            return list(items) if kinds == {int} else [int(item) for item in items]
+            return [int(item) for item in items]
         names = ", ".join(sorted({kind.__name__ for kind in kinds}))
         raise InputError(f"a prompt is text, a list of messages or a list of token ids, not a list of {names}")
 

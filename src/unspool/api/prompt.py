@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
@@ -48,8 +48,10 @@ def read_encoding(encoding: Mapping[str, Any]) -> tuple[list[list[int]], dict[st
 def as_ids(rows: list[list[int]]) -> torch.Tensor:
     """Filled rows as a tensor (rows, width)."""
     try:
-        if len(rows) == 1:  # a quarter of the time
-            return torch.from_numpy(np.frombuffer(array("q", rows[0]), dtype=np.int64)[None])
+        if len(rows) == 1:  # the fastest way from a list to memory that Python has
+            ids = np.empty((1, len(rows[0])), dtype=np.int64)
+            struct.pack_into(f"{len(rows[0])}q", ids.data, 0, *rows[0])
+            return torch.from_numpy(ids)
         return torch.tensor(rows, dtype=torch.int64)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except (struct.error, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"a prompt holds what can't be a token id: {error}") from error

@@ -50,7 +50,7 @@ class Job:
         """How far it is."""
         return self._ledger.progress
 
-    def run(self, tell: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None) -> bool:
+    def run(self, report: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None) -> bool:
         """Answer what is not answered yet; whether all is. With `stop`, what runs is finished and no more begun."""
         rows, running, is_open = self._list_rows(), 0, True
         try:
@@ -65,8 +65,8 @@ class Job:
                     is_open = False
                 if running:
                     running -= self._take_finished()
-                if tell is not None:
-                    tell(self.progress)
+                if report is not None:
+                    report(self.progress)
         finally:
             self._ledger.close()
         return self.progress.done >= self.progress.total

@@ -170,7 +170,7 @@ def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceRe
             f"the longest text would have {longest} tokens, and the model's context ends at {room}; lower --prompt or "
             "--new"
         )
-    prompts = find_prompts(trace, _tell_story(own.lm, _STORY))
+    prompts = find_prompts(trace, _write_story(own.lm, _STORY))
     served, stats = serve(own.lm, trace, prompts, benchmark.batch, line.show_bar)
     static = serve_statically(own.lm, trace, prompts, benchmark.batch, line.show_bar)
     about = _describe_run(benchmark, own).rsplit(" · ", 1)[0]
@@ -222,10 +222,10 @@ def _make_prompt(benchmark: Benchmark, engine: NativeEngine) -> list[int]:
             f"the longest text would have {benchmark.longest} tokens, and the model's context ends at {room}; lower "
             "--prefill, --prompt or --new"
         )
-    return _tell_story(lm, length)
+    return _write_story(lm, length)
 
 
-def _tell_story(lm: LanguageModel, length: int) -> list[int]:
+def _write_story(lm: LanguageModel, length: int) -> list[int]:
     """So many tokens: a story repeated, or numbers if there is no tokenizer."""
     if lm.tokenizer is None:
         return [3 + number % (lm.model.info.vocab_size - 3) for number in range(length)]

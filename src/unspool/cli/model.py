@@ -52,7 +52,7 @@ def add_assistant_option(group: argparse._ArgumentGroup) -> None:
 
 
 def list_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `unspool.load` is to be told."""
+    """What `unspool.load` is given."""
     return {
         "device": arguments.device,
         "dtype": arguments.dtype,

@@ -96,7 +96,7 @@ def execute(arguments: argparse.Namespace) -> int:
     settings = {**collect_settings(arguments), **_collect_options(arguments)}
     kind = _choose_kind(arguments)
     targets = _find_targets(arguments, kind)
-    sounds = _open_all(arguments)  # what can't be read is told before a model is loaded
+    sounds = _open_all(arguments)  # what can't be read is refused before a model is loaded
     lm = load_model(arguments)
     if targets:
         _write_files(lm, sounds, targets, kind, settings, arguments)

@@ -63,7 +63,7 @@ def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None =
     num_rows = prompts.num_rows * plan.copies
     forks = "forks" in parts.model.info.can and find_kind(kind).forks and not settings.low_memory
     longest = parts.readout.longest_prompt(prompts.lengths)
-    is_told = settings.prompt_logprobs is not None or prompts.embeds is not None
+    reads_every_logit = settings.prompt_logprobs is not None or prompts.embeds is not None
     needs = Needs(
         num_prompts=prompts.num_rows,
         num_rows=num_rows,
@@ -77,7 +77,7 @@ def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None =
             or not _lies_in_blocks(run, kind, dict(config or {}))
             or prompts.source is not None
         ),
-        reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or is_told,
+        reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or reads_every_logit,
     )
     not_stepped = _explain_not_stepped(run, needs)
     not_plain = "its keys don't lie in the engine's blocks" if not_stepped is None and needs.own_cache else not_stepped
@@ -122,13 +122,14 @@ def make_finish(run: Run) -> Finish:
 
 def take_apart(run: Run) -> PlainParts:
     """What it takes to step a plain run's rows among those of others."""
-    parts, texts = run.parts, run.parts.prompts.list_arrays()
+    parts, prompts = run.parts, run.parts.prompts
+    texts = prompts.list_arrays()
     return PlainParts(
-        [text.tolist() for text in texts],
+        [text.tolist() for text in texts] if prompts.listed is None else prompts.listed,
         texts,
         parts.plan.copies,
-        make_seeds(parts.plan, parts.prompts.num_rows),
-        parts.prompts.width,
+        make_seeds(parts.plan, prompts.num_rows),
+        prompts.width,
         parts.processors,
         parts.plan.do_sample,
         parts.record.num_top,

@@ -40,7 +40,7 @@ class Inputs:
 
 
 def read_prompts(model: Model, inputs: Inputs, settings: GenerationConfig, *, hides_padding: bool = False) -> Prompts:
-    """Check the inputs against the model and free them of padding; `hides_padding` is told to the processors."""
+    """Check the inputs against the model and free them of padding; `hides_padding` is what processors are given."""
     prompts = _read_own(model, inputs, settings, hides_padding)
     negative = _read_negative(model, inputs, settings, prompts.num_rows)
     if negative is None and prompts.hides_padding == hides_padding:
@@ -63,7 +63,7 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig, hides_pa
         return Prompts(_start_alone(inputs, settings, info).to(model.device), [1])
     ids = read_ids(inputs.input_ids, info.vocab_size)
     lengths, order = read_layout(
-        inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_telling_pad(settings, info)
+        inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_find_marking_pad(settings, info)
     )
     if order is not None:
         ids = ids.to(model.device)
@@ -115,7 +115,7 @@ def _start_alone(inputs: Inputs, settings: GenerationConfig, info: ModelInfo) ->
     return read_ids([[settings.bos_token_id]], info.vocab_size, "bos_token_id")
 
 
-def _telling_pad(settings: GenerationConfig, info: ModelInfo) -> int | None:
+def _find_marking_pad(settings: GenerationConfig, info: ModelInfo) -> int | None:
     """The pad token, where it shows which tokens are padding: one that also ends a text does not."""
     pad = settings.pad_token_id
     return None if pad in as_token_ids(settings.eos_token_id, "eos_token_id", info) else pad
@@ -216,7 +216,7 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
     ids = read_ids(inputs.input_ids, info.source_vocab_size or info.vocab_size).to(model.device)
     mask = inputs.attention_mask
     if mask is None:
-        mask = mark_padding(ids, _telling_pad(settings, info))
+        mask = mark_padding(ids, _find_marking_pad(settings, info))
     tokens, lengths = pack_source(ids, mask)
     _check_longest(lengths, info)
     return EncoderInput(tokens, lengths)

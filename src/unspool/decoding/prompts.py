@@ -39,6 +39,7 @@ class Prompts:
     source: EncoderInput | None = None
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
     on_host: torch.Tensor | None = None  # the ids as they came, if they were sent to a device
+    listed: list[list[int]] | None = None  # the same without padding, if they came as lists
     hides_padding: bool = False  # whether processors are given what is padding; the reference counts it as tokens
     num_written: int = 0  # tokens at each row's end that were written before: processors count them as new
     device: torch.device | None = None  # where the ids are to be; None: where they are
@@ -62,7 +63,7 @@ class Prompts:
         if self.source is not None:
             tokens, lengths = self.source.tokens, self.source.lengths
             return [] if tokens is None else [tokens[row, :n].tolist() for row, n in enumerate(lengths)]
-        return [row.tolist() for row in self.list_arrays()]
+        return [row.tolist() for row in self.list_arrays()] if self.listed is None else self.listed
 
     def list_arrays(self) -> list[np.ndarray]:
         """The decoder's own tokens without padding, as arrays."""
@@ -107,6 +108,7 @@ def continue_prompts(prompts: Prompts, written: Sequence[int], vocab_size: int, 
         ids=torch.cat((prompts.ids, ids), dim=1),
         lengths=[prompts.lengths[0] + len(written)],
         on_host=None,
+        listed=None,
         negative=negative,
         num_written=len(written),
     )

@@ -97,7 +97,7 @@ class RunParts:
             f"{max(prompts.lengths)} tokens) and up to {plan.max_new_tokens} new tokens each, with a {plan.cache_kind} "
             "cache; other calls are not affected. Give fewer or shorter prompts at once, fewer beams or sequences, a "
             "smaller max_new_tokens or prefill_chunk_size, or cache_implementation='quantized' or 'offloaded'. "
-            f"Told by the allocator: {str(cause)[:200] or type(cause).__name__}"
+            f"The allocator says: {str(cause)[:200] or type(cause).__name__}"
         )
 
 
@@ -138,7 +138,7 @@ def _takes_suggestion(parts: RunParts) -> bool:
         and not parts.wants_every_row
         and parts.hooks.cache is None
         and parts.plan.cache_kind == "dynamic"
-        and not any(hasattr(processor, "snapshot") for processor in parts.processors)
+        and not any(getattr(processor, "remembers_steps", False) for processor in parts.processors)
     )
 
 

@@ -11,13 +11,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from unspool.cache import BlockPool
 
 _NAME_BYTES: Final = 16
+_MOST_RECENT: Final = 64  # texts whose names are kept
+_LONGEST_RECENT: Final = 1 << 16  # tokens of such a text
 
 
 class BlockNames:
@@ -39,11 +41,24 @@ class BlockNames:
                 names.append(self._last)
         return names[:count]
 
+    def adopt(self, known: Sequence[bytes]) -> None:
+        """Take the names of a text that begins alike, as far as they are known to be this one's too."""
+        if len(known) > len(self._names):
+            self._names = list(known)
+            self._last = known[-1]
+
     def copy(self) -> BlockNames:
         """The names of a text that begins alike."""
         made = copy(self)
         made._names = list(self._names)
         return made
+
+
+class _Named(NamedTuple):
+    """A text and the names of its full blocks."""
+
+    tokens: np.ndarray
+    names: list[bytes]
 
 
 class PrefixIndex:
@@ -52,6 +67,7 @@ class PrefixIndex:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._blocks: OrderedDict[bytes, int] = OrderedDict()  # by name; the first was used least recently
+        self._recent: dict[bytes, _Named] = {}  # by its first block's name: the newest text that begins so
         self.num_asked = 0  # tokens of prompts that were looked for,
         self.num_found = 0  # and found
 
@@ -64,10 +80,25 @@ class PrefixIndex:
         Returns how many tokens `find` would find now; by then there may be more or fewer.
         """
         size = self._pool.block_size
-        names.take(tokens, len(tokens) // size, size)
+        self._take_all(tokens, names, size)
         known = names.take(tokens, (len(tokens) - 1) // size, size)
         missing = next((place for place, name in enumerate(known) if name not in self._blocks), len(known))
         return missing * size
+
+    def _take_all(self, tokens: np.ndarray, names: BlockNames, size: int) -> None:
+        """Work out all names; those of a beginning that a recent text of the tenant has too are taken from there."""
+        count = len(tokens) // size
+        if not 1 < count <= _LONGEST_RECENT // size:
+            names.take(tokens, count, size)
+            return
+        tokens = tokens.copy()  # whoever gave them may write over them
+        first = names.take(tokens, 1, size)[0]  # the tenant's own
+        recent = self._recent.get(first)
+        if recent is not None:
+            names.adopt(recent.names[: _count_common(tokens, recent.tokens) // size])
+        elif len(self._recent) >= _MOST_RECENT:
+            self._recent.clear()
+        self._recent[first] = _Named(tokens, names.take(tokens, count, size))
 
     def find(self, tokens: Sequence[int], names_of: BlockNames) -> list[int]:
         """The blocks that hold the beginning of a text; at least one token is left to be read."""
@@ -123,3 +154,11 @@ class PrefixIndex:
         blocks = list(self._blocks.values())
         self._blocks.clear()
         self._pool.give_back(blocks)
+
+
+def _count_common(first: np.ndarray, second: np.ndarray) -> int:
+    """How many tokens two texts begin with alike."""
+    count = min(len(first), len(second))
+    differ = first[:count] != second[:count]
+    place = int(differ.argmax())
+    return place if differ[place] else count

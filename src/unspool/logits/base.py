@@ -36,6 +36,7 @@ class LogitsProcessor(ABC):
     # Whether what it does may depend on how many columns the history has. Once rows have come together, one that does
     # is given `starts`, the columns before each row's own history, if it takes them; else it runs on each set alone.
     counts_columns: ClassVar[bool] = True
+    remembers_steps: ClassVar[bool] = False  # whether it carries something from one step to the next
     joined_by: ClassVar[Joining] = MappingProxyType({})  # how attributes follow when rows come together
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -26,9 +26,11 @@ class MirostatState:
 class MirostatLogitsWarper(LogitsProcessor):
     """Mirostat v2: drops tokens more surprising than a cut that follows the surprise of what was drawn.
 
-    Basu et al. 2020, arXiv 2007.14966; v2 as in llama.cpp. The target `tau` is in bits. It remembers the last step
-    (`snapshot`, `restore`), recognises the same step when asked again, and starts anew with another history.
+    Basu et al. 2020, arXiv 2007.14966; v2 as in llama.cpp. The target `tau` is in bits. It remembers the last
+    step, recognises the same step when asked again, and starts anew with another history.
     """
+
+    remembers_steps = True
 
     def __init__(self, tau: Numbers = 5.0, eta: Numbers = 0.1, filter_value: float = -INF) -> None:
         self.filter_value = filter_value
@@ -58,14 +60,6 @@ class MirostatLogitsWarper(LogitsProcessor):
                 error = torch.where(surprise.isfinite(), surprise - tau, 0.0)
                 return state.cut - self._eta.column(scores) * error
         return (2 * tau).expand(rows, 1)
-
-    def snapshot(self) -> MirostatState | None:
-        """What it remembers; nothing in it is changed later."""
-        return self._state
-
-    def restore(self, state: MirostatState | None) -> None:
-        """Go back to a snapshot, when steps are taken back."""
-        self._state = state
 
     def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
         """The processor for the rows at `index`, with what it remembers of them."""

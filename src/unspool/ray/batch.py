@@ -113,15 +113,15 @@ class RayJob:
         """How far it is."""
         return self._ledger.progress
 
-    def run(self, tell: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None) -> bool:
+    def run(self, report: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None) -> bool:
         """Answer what is not answered yet; whether all is. With `stop`, it ends at once: the next run goes on."""
         try:
             if self.progress.done < self.progress.total:
                 dataset = self._pipeline.build(self._output.done)
                 for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
                     self._write(table)
-                    if tell is not None:
-                        tell(self.progress)
+                    if report is not None:
+                        report(self.progress)
                     if stop is not None and stop():
                         break
         except RayError as error:

@@ -132,7 +132,7 @@ def make_limits(options: Mapping[str, Any]) -> Any:
 
 
 def _locate_all(models: Any) -> Any:
-    """Models as replicas are told of them: paths are given whole."""
+    """Models as replicas are given them: paths are given whole."""
     if isinstance(models, Mapping):
         return {name: locate(one) for name, one in models.items()}
     if isinstance(models, list | tuple):

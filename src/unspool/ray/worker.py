@@ -113,7 +113,7 @@ class Worker:
 
 
 def locate(model: Any) -> Any:
-    """A model as actors are told of it: they have folders of their own, so that a path is given whole."""
+    """A model as actors are given it: they have folders of their own, so that a path is given whole."""
     if isinstance(model, str | Path) and Path(model).exists():
         return str(Path(model).resolve())
     return str(model) if isinstance(model, Path) else model

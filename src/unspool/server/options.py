@@ -1,4 +1,4 @@
-"""What a server is told when it starts: limits, keys, addresses."""
+"""What a server is started with: limits, keys, addresses."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def refuse_field(name: str, message: str, code: str | None = None) -> RequestErr
 def read_error(
     error: BaseException, names: Mapping[str, str] | None = None, *, is_submitted: bool = False
 ) -> RequestError:
-    """What a client is told of an error: the library's own words, and nothing of any other.
+    """What a client reads of an error: the library's own words, and nothing of any other.
 
     `names` are the client's names of settings. `is_submitted`: the request was at work.
     """

@@ -169,7 +169,7 @@ def run_server(server: Any, listening: socket.socket) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; taken before models are loaded, so that a port in use is told at once."""
+    """A socket that listens; taken before models are loaded, so that a port in use is refused at once."""
     if not 0 <= port <= LAST_PORT:  # the system would take the rest of a division
         raise SettingError(f"{port} is no port; use one from 1 to {LAST_PORT}, or 0 for any that is free")
     try:

@@ -16,7 +16,7 @@ HOP = 160  # samples between frames
 WINDOW = 400  # samples that a frame covers
 FRAMES_PER_SECOND = RATE // HOP
 _FLOOR = 1e-10
-_DEPTH = 8.0  # powers of ten below the loudest that are told apart
+_DEPTH = 8.0  # powers of ten below the loudest that are distinguished
 _HELD_FRAMES = 60_000  # ten minutes are kept from the pass that finds the loudest frame
 _CHUNK = 4 * RATE  # samples of a transform
 

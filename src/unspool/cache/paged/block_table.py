@@ -60,7 +60,7 @@ class BlockTable:
         self._sent_version = self.version
         return index
 
-    def is_told(self, table: torch.Tensor) -> bool:
+    def is_up_to_date(self, table: torch.Tensor) -> bool:
         """Whether this is the device's table, and it is up to date."""
         return self._index is not None and self._index.table is table and self._sent_version == self.version
 
@@ -101,12 +101,12 @@ class BlockTable:
         self.version += 1
 
     def grow(self, rows: Sequence[int], blocks: Sequence[int]) -> None:
-        """Give rows one new block each, and tell a device that is up to date of those alone."""
-        is_told = self._index is not None and self._sent_version == self.version
+        """Give rows one new block each, and send a device that is up to date those alone."""
+        is_up_to_date = self._index is not None and self._sent_version == self.version
         for row, block in zip(rows, blocks, strict=True):
             self.rows[row].append(block)
         self.version += 1
-        if is_told and self._index is not None and self._index.add(rows, blocks):
+        if is_up_to_date and self._index is not None and self._index.add(rows, blocks):
             self._sent_version = self.version
 
     def cut(self, lengths: Sequence[int]) -> None:

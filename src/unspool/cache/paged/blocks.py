@@ -262,7 +262,7 @@ class BlockStore(PooledStore):
     def _is_current(self, places: Places) -> bool:
         """Whether nothing has changed since the places of one table were last asked for."""
         table = places.block_table
-        return self._has_buffers(places) and table is not None and self.groups[0].table.is_told(table)
+        return self._has_buffers(places) and table is not None and self.groups[0].table.is_up_to_date(table)
 
     def read(self, layer: int, rows: int, length: int) -> torch.Tensor:
         with self.pool.lock:

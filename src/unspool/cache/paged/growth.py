@@ -49,7 +49,7 @@ class Growth:
         table, due = self._table, self._due
         pool, size = table.pool, table.pool.block_size
         with pool.lock:
-            # Taken ahead, because whatever is told to a device costs the same for one block as for many.
+            # Taken ahead, because whatever is sent to a device costs the same for one block as for many.
             is_plenty = pool.num_free >= 2 * len(table.rows) + pool.num_blocks // 4
             steps = [step for step in range(now, now + _AHEAD) if step in due] if is_plenty else [now]
             rows = [row for step in steps for row in due[step]]

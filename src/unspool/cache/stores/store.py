@@ -137,7 +137,7 @@ class Store(ABC):
         return None
 
     def last_places(self) -> Places | None:
-        """The same, without telling a device what has changed of it since the last pass."""
+        """The same, without sending a device what has changed of it since the last pass."""
         return self.places()
 
     def steady(self) -> AbstractContextManager[Any]:

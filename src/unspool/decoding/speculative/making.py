@@ -69,7 +69,7 @@ def remember_length(drafting: Drafting, policy: Policy, model: object) -> None:
 def check_processors(processors: LogitsProcessorList) -> None:
     """Raise for a processor that carries a state from token to token: drafts are tried and taken back."""
     for processor in processors:
-        if hasattr(processor, "snapshot"):
+        if getattr(processor, "remembers_steps", False):
             raise SettingError(
                 f"{type(processor).__name__} remembers the step before, and a drafter's tokens are tried and taken "
                 "back; leave one of them out"

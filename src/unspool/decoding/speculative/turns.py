@@ -184,7 +184,7 @@ class SpeculativeTurns:
                 break
         if not needs_history:
             self._append(taken)
-        self._tell(emitted, taken, logits, draft, accepted)
+        self._enter(emitted, taken, logits, draft, accepted)
         observer = self.scorer.record.observer
         if observer is not None and draft.counts[0]:
             observer.see(DraftChecked(guesses[0][: draft.counts[0]], accepted[0]))
@@ -256,8 +256,8 @@ class SpeculativeTurns:
 
         return choose
 
-    # --- telling -------------------------------------------------------------------------------------
-    def _tell(
+    # --- entering ------------------------------------------------------------------------------------
+    def _enter(
         self,
         emitted: Emitted,
         taken: Sequence[list[int]],

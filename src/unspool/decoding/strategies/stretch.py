@@ -54,7 +54,7 @@ class StretchTurns(TokenTurns):
     path: str = ""  # how the steps that are ready were run
 
     def turn(self) -> Emitted:
-        """Tell of the next step, taken already or now."""
+        """Enter the next step, taken already or now."""
         assert self.scorer is not None
         if not self.ready:
             self._take()
@@ -64,7 +64,7 @@ class StretchTurns(TokenTurns):
         chosen = self.ready.popleft()
         accept_step(self.scorer.reader, self.rows, self.path)
         self.rows.append_late(chosen)
-        emitted = self._tell([[token] for token in chosen], Emitted({}, {}))
+        emitted = self._enter([[token] for token in chosen], Emitted({}, {}))
         if emitted.finished:  # what follows was chosen before that was known
             self.ready.clear()
             self.choosing = None

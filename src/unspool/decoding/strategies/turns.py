@@ -62,9 +62,9 @@ class TokenTurns:
             emitted.logprobs = {
                 number: [found[place]] for place, number in enumerate(rows.numbers) if number not in self.reasons
             }
-        return self._tell(new_tokens, emitted)
+        return self._enter(new_tokens, emitted)
 
-    def _tell(self, new_tokens: list[list[int]], emitted: Emitted) -> Emitted:
+    def _enter(self, new_tokens: list[list[int]], emitted: Emitted) -> Emitted:
         """Enter what the rows just got, see who is done with it, and let them leave."""
         reasons = self.finish.explain_rows(self.rows, new_tokens, self.record.scores)
         for number, chosen, reason in zip(self.rows.numbers, new_tokens, reasons, strict=True):

@@ -77,7 +77,7 @@ class MarkCall(ABC):
         self._states, self._repeated = torch.empty(len(ids), dtype=torch.int64), torch.empty(len(ids), dtype=torch.bool)
 
     def _read(self, scores: torch.Tensor) -> torch.Tensor:
-        """The scores as the library reads them; it is told where they lie. Most steps have theirs in one tensor."""
+        """The scores as the library reads them; it is given where they lie. Most steps have theirs in one tensor."""
         if scores is self._seen:
             return scores
         if scores.shape != (self._rows, self._vocab):
@@ -156,7 +156,7 @@ class TournamentCall(MarkCall):
         return self._out
 
     def _play(self) -> tuple[int, ...]:
-        """What both calls are told about the rounds and the rows' contexts."""
+        """What both calls are given about the rounds and the rows' contexts."""
         bits = self._bits
         return (
             self._rows,

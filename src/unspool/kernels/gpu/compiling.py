@@ -32,8 +32,8 @@ def find_triton_key() -> str:
     home = Path(triton.__file__).parent
     files = [path for name in ("compiler", "backends", "language", "runtime") for path in (home / name).rglob("*.py")]
     files += (home / "_C").glob("libtriton.*")
-    told = sorted((str(path.relative_to(home)), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return f"{triton.__version__}-{hashlib.sha256(repr(told).encode()).hexdigest()}"
+    stamps = sorted((str(path.relative_to(home)), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return f"{triton.__version__}-{hashlib.sha256(repr(stamps).encode()).hexdigest()}"
 
 
 def name_by_files() -> bool:

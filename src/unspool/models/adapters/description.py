@@ -153,13 +153,13 @@ def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
 
 def _find_vocabulary(model: Any, config: Any) -> int:
     head = _find_head(model)
-    told = getattr(head, "out_features", 0) or getattr(config, "vocab_size", 0)
-    if not isinstance(told, int) or told < 1:
+    size = getattr(head, "out_features", 0) or getattr(config, "vocab_size", 0)
+    if not isinstance(size, int) or size < 1:
         weight = getattr(head, "weight", None)
-        told = 0 if weight is None else weight.shape[0]
-    if told < 1:
-        raise UnsupportedError(f"{type(model).__name__} tells no size of its vocabulary; use its own generate()")
-    return int(told)
+        size = 0 if weight is None else weight.shape[0]
+    if size < 1:
+        raise UnsupportedError(f"{type(model).__name__} names no size of its vocabulary; use its own generate()")
+    return int(size)
 
 
 def refuse(model: Any, config: Any) -> None:

@@ -119,12 +119,12 @@ def _refuse(kind: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _set_length(
-    model: Any, config: Any, told: Any, given: Mapping[str, Any], ids: torch.Tensor, value: torch.Tensor, name: str
+    model: Any, config: Any, passed: Any, given: Mapping[str, Any], ids: torch.Tensor, value: torch.Tensor, name: str
 ) -> int:
     """Let the config end at the length that was asked for; return the positions that a cache must hold."""
 
     def is_unset(each: str) -> bool:
-        configs = (told, model.generation_config)
+        configs = (passed, model.generation_config)
         return given.get(each) is None and all(getattr(one, each, None) is None for one in configs)
 
     call_known(

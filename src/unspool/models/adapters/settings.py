@@ -41,11 +41,11 @@ def convert_settings(config: Any) -> GenerationConfig:
     """A transformers GenerationConfig as ours: the values that differ from its defaults."""
     # A config may spell out what is the case anyway.
     usual: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
-    told = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
+    changed = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
     # A length that is set counts the prompt's tokens, whatever it is; one that nobody set counts new ones.
     values = {
         name: value
-        for name, value in told.items()
+        for name, value in changed.items()
         if name not in usual or value != usual[name] or (name == "max_length" and value is not None)
     }
     if values.get("max_new_tokens") is not None:  # it counts alone
@@ -58,8 +58,8 @@ def convert_value(value: Any) -> Any:
     """A settings object of transformers as ours; anything else as it is."""
     for name, kind in _OURS.items():
         if is_theirs(value, name):
-            told = value.to_dict()
-            return kind(**{key: told[key] for key in kind.__dataclass_fields__ if key in told})
+            held = value.to_dict()
+            return kind(**{key: held[key] for key in kind.__dataclass_fields__ if key in held})
     return value
 
 
@@ -71,11 +71,11 @@ def convert_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def fold_settings(model_config: GenerationConfig | None, config: GenerationConfig) -> GenerationConfig:
     """A model's settings with those of a config of transformers', in which a value without effect is no mistake."""
     values = {} if model_config is None else {name: getattr(model_config, name) for name in model_config.explicit}
-    told = {name: getattr(config, name) for name in config.explicit}
-    if {"max_length", "max_new_tokens"} & set(told):  # the later length counts alone
+    explicit = {name: getattr(config, name) for name in config.explicit}
+    if {"max_length", "max_new_tokens"} & set(explicit):  # the later length counts alone
         values.pop("max_length", None)
         values.pop("max_new_tokens", None)
-    return GenerationConfig(**{**values, **told})
+    return GenerationConfig(**{**values, **explicit})
 
 
 def name_static_kind(settings: GenerationConfig, *, is_pair: bool) -> None:

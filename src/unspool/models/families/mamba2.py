@@ -81,12 +81,12 @@ def _read_config(config: Settings) -> Mamba2Spec:
 
 def _read_limits(config: Settings) -> tuple[float, float]:
     """The bounds of time steps, of which the upper one may be infinite."""
-    told = config.find("time_step_limit")
-    if told is None:
+    limits = config.find("time_step_limit")
+    if limits is None:
         return 0.0, math.inf
-    numbers = [_read_number(one) for one in told] if isinstance(told, list | tuple) else []
+    numbers = [_read_number(one) for one in limits] if isinstance(limits, list | tuple) else []
     if len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1]:
-        raise LoadError(f"{config.where} has time_step_limit={told!r:.100}; two numbers in order, from 0 on, are due")
+        raise LoadError(f"{config.where} has time_step_limit={limits!r:.100}; two numbers in order, from 0 on, are due")
     return numbers[0], numbers[1]
 
 

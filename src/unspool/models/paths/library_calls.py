@@ -179,7 +179,7 @@ class LibraryCalls:
                 except UnspoolError:
                     if not taken:
                         raise
-                    return taken  # what they chose is told first; the next step, taken again, says why it can't be
+                    return taken  # what they chose goes first; the next step, taken again, says why it can't be
                 taken.append(chosen)
                 if len(taken) == span.num_new or any(token < 0 or token in ends for token in chosen):
                     return taken

@@ -26,15 +26,15 @@ _ENTRIES: Final = 4  # per tensor
 @triton.jit(do_not_specialize=["nth", "window", "num_chunks"])
 def _carry(
     BASE, PIECES, COUNTS, nth, window, num_chunks,
-    CHUNKS: tl.constexpr, POSITIONS: tl.constexpr, WORDS: tl.constexpr, UNIT: tl.constexpr, TOLD: tl.constexpr,
+    CHUNKS: tl.constexpr, POSITIONS: tl.constexpr, WORDS: tl.constexpr, UNIT: tl.constexpr, ENTRY: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     worker, num_workers = tl.program_id(0), tl.num_programs(0)
     # For each tensor: its address, the address to copy to, the stride of its chunks, and the size of a block of them.
-    told = PIECES + (nth * tl.num_programs(1) + tl.program_id(1)) * TOLD
-    home = BASE + tl.load(told) * UNIT
-    landing = BASE + tl.load(told + 1) * UNIT
-    apart, each = tl.load(told + 2) * UNIT, tl.load(told + 3) * UNIT
+    entry = PIECES + (nth * tl.num_programs(1) + tl.program_id(1)) * ENTRY
+    home = BASE + tl.load(entry) * UNIT
+    landing = BASE + tl.load(entry + 1) * UNIT
+    apart, each = tl.load(entry + 2) * UNIT, tl.load(entry + 3) * UNIT
     word = tl.arange(0, WORDS)
     for chunk in range(num_chunks):
         count = tl.maximum(tl.load(COUNTS + chunk // CHUNKS), 0).to(tl.int64)
@@ -124,7 +124,7 @@ class Carrier:
                 POSITIONS=self._positions,
                 WORDS=WORDS,
                 UNIT=UNIT,
-                TOLD=_ENTRIES,
+                ENTRY=_ENTRIES,
                 HAS_WINDOW=window is not None,
                 num_warps=4,
             )

@@ -34,7 +34,7 @@ def _rank(values, is_there):
 
 
 @triton.jit
-def _tell(top, at):
+def _load_unclamped(top, at):
     """The number at an address that was found: NaN and infinity are found alike, and so is what is forbidden."""
     is_odd = (top == float("inf")) | (top == LOWEST)
     return tl.where(is_odd, tl.load(at, mask=is_odd, other=0.0), top)
@@ -81,7 +81,7 @@ def _rank_tiles(
         top, found = tl.max(scores, 0, return_indices=True)
         is_found = top > float("-inf")  # the last tile may have fewer
         found = tl.where(is_found, found, 0)
-        tl.store(TOPS + place * K + rank, _tell(top, SCORES + row * row_stride + tile * TILE + found))
+        tl.store(TOPS + place * K + rank, _load_unclamped(top, SCORES + row * row_stride + tile * TILE + found))
         tl.store(TOKENS + place * K + rank, tl.where(is_found, tile * TILE + found, -1))
         scores = tl.where(at == found, float("-inf"), scores)
 
@@ -110,10 +110,10 @@ def _rank_rows(
         top, place = tl.max(tops, 0, return_indices=True)
         token = tl.load(TOKENS + first + place)
         if DRAWS:
-            tl.store(VALUES + row * K + rank, _tell(top, TOPS + first + place))
+            tl.store(VALUES + row * K + rank, _load_unclamped(top, TOPS + first + place))
             tl.store(TOTALS + row * K + rank, tl.load(SCORES + row * row_stride + token) + running)
         else:
-            tl.store(VALUES + row * K + rank, (_tell(top, TOPS + first + place) - total) + running)
+            tl.store(VALUES + row * K + rank, (_load_unclamped(top, TOPS + first + place) - total) + running)
         tl.store(FOUND + row * K + rank, token)
         tops = tl.where(at == place, float("-inf"), tops)
 
@@ -141,7 +141,7 @@ def _choose(
         if DRAWS:
             best = tl.where(is_this, tl.load(TOTALS + first + place), best)
         else:
-            best = tl.where(is_this, _tell(top, VALUES + first + place), best)
+            best = tl.where(is_this, _load_unclamped(top, VALUES + first + place), best)
         token = tl.where(is_this, tl.load(FOUND + first + place), token)
         parent = tl.where(is_this, place // K, parent)
         values = tl.where(at == place, float("-inf"), values)

@@ -154,14 +154,14 @@ class CapturedContest:
         self._chosen = make(rows, dtype=torch.int64)
         self._next, self._next_weights = make(rows, num, dtype=torch.int64), make(rows, num)
         self._past: weakref.ref[torch.Tensor] | None = None  # the past whose address is in the table
-        self._told_alpha = 0.0
+        self._sent_alpha = 0.0
 
     def set_inputs(self, contest: Contest) -> None:
         """Set the inputs of the next pass."""
         self._weights[: len(contest.weights)].copy_(contest.weights)
-        if contest.alpha != self._told_alpha:
+        if contest.alpha != self._sent_alpha:
             self._alpha.copy_(send([contest.alpha], self._alpha.device, torch.float32))
-            self._told_alpha = contest.alpha
+            self._sent_alpha = contest.alpha
         if self._past is None or self._past() is not contest.past:
             unit = _UNIT * contest.past.element_size()
             address = (contest.past.data_ptr() - self._weights.data_ptr()) // unit

@@ -80,8 +80,8 @@ class CodebookModel(ColumnModel):
 
     def _read(self, made: Any, columns: Columns, last: torch.Tensor, num_new: int, want: Want) -> Forward:
         if self.scale is not None:
-            told, free = made.logits.chunk(2)
-            made.logits = free + (told - free) * self.scale
+            guided, free = made.logits.chunk(2)
+            made.logits = free + (guided - free) * self.scale
         return super()._read(made, columns, last, num_new, want)
 
     @torch.no_grad()
