@@ -23,3 +23,12 @@ def is_number(value: Any, *, allows_infinity: bool = False) -> TypeGuard[float]:
 def is_token_id(value: Any) -> TypeGuard[int]:
     """Whether a value can be the id of a token, of whatever vocabulary; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_TOKEN_ID
+
+
+def to_plain(value: Any) -> Any:
+    """Numbers and arrays of numpy and torch as Python's numbers and lists; anything else as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple)) and value and hasattr(value[0], "tolist"):
+        return [to_plain(one) for one in value]
+    return value

@@ -364,3 +364,30 @@ def test_any_value_is_taken_or_refused_in_our_words(name: str, value: Any) -> No
     assert GenerationConfig.from_dict(json.loads(config.to_json_string())) == config
     with contextlib.suppress(SettingError):
         config.get_generation_mode()
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {"eos_token_id": 2},
+        {"eos_token_id": [2, 3]},
+        {"max_new_tokens": 4, "top_k": 3, "do_sample": True, "temperature": 0.5},
+        {"suppress_tokens": [5]},
+        {"bad_words_ids": [[5, 6]]},
+        {"force_words_ids": [[5]], "num_beams": 2},
+        {"watermarking_config": {"bias": 1.5, "hashing_key": 7}},
+        {"watermarking_config": {"ngram_len": 3, "keys": [4, 5]}},
+    ],
+)
+def test_numbers_of_numpy_and_torch_are_python_s(settings_: dict[str, Any]) -> None:
+    def convert(value: Any, make: Any) -> Any:
+        return {name: convert(one, make) for name, one in value.items()} if isinstance(value, dict) else make(value)
+
+    plain = GenerationConfig(**settings_)
+    for make in (np.asarray, torch.tensor):
+        config = GenerationConfig(**convert(settings_, make))
+        assert config == plain
+        for name in settings_:
+            assert type(getattr(config, name)) is type(getattr(plain, name))
+    listed = GenerationConfig(eos_token_id=[torch.tensor(2), torch.tensor(3)])
+    assert listed == GenerationConfig(eos_token_id=[2, 3])

@@ -58,6 +58,7 @@ def test_green_lists_are_the_reference_s(scheme: str, key: int, ratio: float, wi
     }
     theirs = transformers.WatermarkLogitsProcessor(VOCAB, "cpu", **settings)
     ours = WatermarkLogitsProcessor(VOCAB, "cpu", **settings)
+    assert ours.hash_key == theirs.hash_key
     ids, scores = make_ids(4, 5), make_scores(4)
     assert torch.equal(ours(ids, scores), theirs(ids, scores))
     assert torch.equal(ours(ids, scores), theirs(ids, scores))  # from the cache

@@ -20,6 +20,7 @@ from unspool.config.shapes import is_shape, make_schema
 from unspool.config.values import is_one_bias
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
 from unspool.errors import InputError, SettingError
+from unspool.numeric import to_plain
 from unspool.small_files import make_folder, read_json_object, write_text
 
 FILE_NAME = "generation_config.json"
@@ -91,6 +92,8 @@ class GenerationConfig:
             value = _read_watermarks(value)
         elif name == "sequence_bias" and is_one_bias(value):
             value = [value]
+        elif name in PARAMETERS:
+            value = to_plain(value)
         self.__dict__[name] = value
         if not name.startswith("_") and name not in METADATA:
             # Replaced, never changed in place: copies share it.

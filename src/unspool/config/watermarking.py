@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from unspool.errors import SettingError
-from unspool.numeric import is_number
+from unspool.numeric import is_number, to_plain
 from unspool.registry import resolve
 from unspool.small_files import write_text
 
@@ -28,6 +28,9 @@ HIDDEN = "(hidden)"
 @dataclass
 class BaseWatermarkingConfig(ABC):
     """What the watermarking settings share: dict and JSON forms."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, to_plain(value))
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> Self:

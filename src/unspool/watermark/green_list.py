@@ -102,6 +102,11 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         self._lists = _share_lists(vocab_size, self.greenlist_size)
 
     @property
+    def hash_key(self) -> int:
+        """The key that green lists are seeded with."""
+        return self._key
+
+    @property
     def is_self_seeded(self) -> bool:
         """Whether a token's list depends on the token itself."""
         return self._table is not None
