@@ -298,6 +298,12 @@ def test_one_of_the_alternatives_is_enough() -> None:
         assert holds(found[0].tolist(), [7, 8])
 
 
+def test_forced_ends_need_no_room_where_nothing_is_constrained() -> None:
+    asked = {"num_beams": 2, "max_new_tokens": 1, "forced_bos_token_id": 5, "forced_eos_token_id": 6}
+    found = generate(FakeModel(VOCAB), [[3]], pad_token_id=0, eos_token_id=6, **asked)
+    assert found.shape == (1, 2)
+
+
 def test_an_end_token_does_not_go_on() -> None:
     """A beam that a constraint pushes over an end token would be a sequence with an end in its middle."""
     found = generate(

@@ -118,6 +118,8 @@ def test_prefix_names_rows_by_their_number_in_the_call() -> None:
         PrefixConstrainedLogitsProcessor(lambda row, ids: [3], 1)(IDS, scores)
     beams = PrefixConstrainedLogitsProcessor(lambda row, ids: [row], 2)(IDS, scores)
     assert beams.tolist() == [[1.0, -INF, -INF], [4.0, -INF, -INF]]
+    group = PrefixConstrainedLogitsProcessor(lambda row, ids: [row], 3).select_rows(torch.tensor([0, 3]))
+    assert group(IDS, scores).tolist() == [[1.0, -INF, -INF], [-INF, 5.0, -INF]]  # a beam of three of each prompt
     forbidden = scores.masked_fill(torch.tensor([True, False, False]), -INF)
     assert processor(IDS, forbidden)[0].tolist() == [0.0, -INF, -INF]  # allowed against all others
 

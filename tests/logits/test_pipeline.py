@@ -68,8 +68,10 @@ def build(settings: dict[str, Any], **context: Any) -> list[str]:
     return [type(processor).__name__ for processor in processors]
 
 
-def test_order_is_the_references() -> None:
+@pytest.mark.parametrize("left_out", ["min_length", "min_new_tokens"])  # the second overrides the first
+def test_order_is_the_references(left_out: str) -> None:
     settings = CONTROL | SAMPLING | {"do_sample": True, "renormalize_logits": True}
+    del settings[left_out]
     config = transformers.GenerationConfig(**settings)
     config._eos_token_tensor = torch.tensor([EOS])
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=1))

@@ -184,3 +184,18 @@ def test_frequencies_follow_the_distribution(settings: dict[str, Any], warp: Any
     assert float(expected[possible].min()) > 5, "too rare for the test to hold"
     chi_square = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())
     assert chi_square < critical(int(possible.sum()) - 1)
+
+
+def test_fewest_new_tokens_override_the_shortest_length() -> None:
+    asked = {"max_new_tokens": 4, "eos_token_id": EOS, "pad_token_id": 0}
+    output = generate(
+        FakeModel(VOCAB),
+        [[1, 2, 3]],
+        **asked,
+        min_length=40,
+        min_new_tokens=2,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    forbidden = [bool(scores[0, EOS].isneginf()) for scores in output.scores]
+    assert forbidden == [step < 2 for step in range(len(forbidden))]

@@ -47,10 +47,11 @@ def check_constraints(
     settings: GenerationConfig, *, vocab_size: int, end_ids: Sequence[int], max_new_tokens: int
 ) -> None:
     """Raise if it is certain that what must be written can't be."""
-    if (settings.num_beams or 1) == 1:
+    constraints = read_constraints(settings) if (settings.num_beams or 1) > 1 else []
+    if not constraints:
         return
     limits = _Limits.read(settings, vocab_size, end_ids)
-    needed = sum(limits.measure(constraint) for constraint in read_constraints(settings))
+    needed = sum(limits.measure(constraint) for constraint in constraints)
     room = count_free_places(settings, max_new_tokens)
     if needed > room:
         name = "constraints" if settings.force_words_ids is None else "force_words_ids"

@@ -116,22 +116,26 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         """The scores with all that is not allowed at -inf."""
         vocab = scores.shape[-1]
         mask = torch.full_like(scores, -INF)
-        for place in range(scores.shape[0]):
-            number = place if self._numbers is None else self._numbers[place]
-            allowed = self._function(number // self._num_beams, input_ids[place])
+        numbers = range(scores.shape[0]) if self._numbers is None else self._numbers
+        prompts = [number // self._num_beams for number in numbers]
+        for place, prompt in enumerate(prompts):
+            allowed = self._function(prompt, input_ids[place])
             tokens = torch.as_tensor(allowed, device=scores.device).reshape(-1)
             if tokens.numel() == 0:
                 raise SettingError(
-                    f"`prefix_allowed_tokens_fn` returned an empty list for batch ID {number // self._num_beams}: "
+                    f"`prefix_allowed_tokens_fn` returned an empty list for batch ID {prompt}: "
                     "the constraint can't be satisfied. Return at least one token, for instance the end token."
                 )
             if scores.device.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
                 raise SettingError(f"`prefix_allowed_tokens_fn` returned ids outside the vocabulary of {vocab} tokens.")
             mask[place, tokens.long()] = 0
         allowed_scores = scores + mask
-        beams = allowed_scores.amax(dim=-1).isneginf().view(-1, self._num_beams)
-        is_lost = beams.all(dim=-1, keepdim=True).expand_as(beams).reshape(-1, 1)  # (rows, 1)
-        return torch.where(is_lost, mask, allowed_scores)
+        owners = torch.tensor(
+            prompts, device=scores.device
+        )  # a group of beams has fewer than `num_beams` of a prompt's
+        goes_on = ~allowed_scores.amax(dim=-1).isneginf()
+        num_left = owners.new_zeros(max(prompts, default=0) + 1).index_add_(0, owners, goes_on.long())
+        return torch.where((num_left[owners] == 0)[:, None], mask, allowed_scores)
 
     def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
         """The processor for the rows at `index`, which keep the numbers that the function knows them by."""

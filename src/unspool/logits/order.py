@@ -249,13 +249,14 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
                 "min_length",
                 0,
                 "length",
-                "Shortest sequence, prompt included; no end token before it.",
+                "Shortest sequence, prompt included; no end token before it. min_new_tokens overrides it.",
                 per_row=True,
                 off=(0,),
             ),
         ),
         make=lambda kind, build: kind(build.value, build.eos),
         needs_eos=True,
+        unless="min_new_tokens",  # which overrides it, as in the reference
     ),
     ProcessorEntry(
         processor=f"{_HERE}.length:MinNewTokensLengthLogitsProcessor",

@@ -76,6 +76,8 @@ def check_reachable(settings: GenerationConfig, origins: Mapping[str, Origin], w
         ("min_length", max_length, "tokens, prompt included"),
     ):
         value = getattr(settings, name)
+        if name == "min_length" and settings.min_new_tokens:  # which overrides it
+            continue
         fewest = max(value) if isinstance(value, (list, tuple)) else value or 0
         if fewest > most and origins[name] in ("config", "call"):
             raise SettingError(

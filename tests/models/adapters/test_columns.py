@@ -279,3 +279,25 @@ def test_hidden_states_with_streams_follow_rows(num_beams: int) -> None:
     assert [[tuple(state.shape) for state in step] for step in found] == shapes
     for ours, theirs in zip(found[0], expected[0], strict=True):  # the prompt's: nothing was drawn before them
         torch.testing.assert_close(ours, theirs)
+
+
+def test_weights_over_a_static_cache_are_those_of_the_same_pass() -> None:
+    """The mask over a static cache is made before the pass, and must be the one that eager attention adds."""
+    model, inputs = shake(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))), make_inputs()
+    plain = {**inputs, **NEW, "native": False, "return_dict_in_generate": True, "output_logits": True}
+    expected = unspool.generate(model, **plain)
+    found = unspool.generate(model, **plain, cache_implementation="static", output_attentions=True)
+    torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
+
+
+def test_padding_of_a_source_is_found_without_a_mask() -> None:
+    pair = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 2}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 97, "pad_token_id": 0}
+    model = shake(transformers.BartForConditionalGeneration(transformers.BartConfig(**pair, **heads)))
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
+    asked = {**NEW, "native": False, "return_dict_in_generate": True, "output_logits": True, "output_attentions": True}
+    found = unspool.generate(model, input_ids=ids, **asked)
+    expected = unspool.generate(model, input_ids=ids, attention_mask=(ids != 0).long(), **asked)
+    assert torch.equal(found.logits[0], expected.logits[0])
+    assert [weights.shape for weights in found.encoder_attentions] == [(2, 2, 4, 4)] * 2
+    assert float(found.encoder_attentions[0][1, :, :, 2:].max()) == 0

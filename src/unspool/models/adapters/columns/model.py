@@ -94,7 +94,7 @@ class ColumnModel(AdaptedModel):
             value, name = call.source
             config = copy.copy(call.config)
             config.output_hidden_states, config.output_attentions = want.hidden_states, want.attentions
-            with name_failures(self.inner):
+            with self._switch(want), name_failures(self.inner):
                 call.inputs = _find_encoding(self.inner)(value, call.inputs, name, config)
         made = call.inputs["encoder_outputs"]
         states = made[0] if not isinstance(made, Mapping) else made.get("last_hidden_state", next(iter(made.values())))
@@ -284,7 +284,8 @@ class ColumnModel(AdaptedModel):
         num_read = columns.num_read if cache.keeps_past else 0
         last = columns.find_last()
         num_asked = columns.width - num_read
-        inputs = self._inputs.make(cache, num_asked, is_first=is_first)
+        with self._switch(want):  # a mask over a static cache is made here, in the form that the attention takes
+            inputs = self._inputs.make(cache, num_asked, is_first=is_first)
         asked = inputs.get("input_ids")
         if is_first and asked is not None and asked.shape[1] > num_asked:
             cache.answers_once = True

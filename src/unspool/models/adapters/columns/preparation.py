@@ -57,7 +57,8 @@ def prepare_call(
             device=value.device,
             batch_size=rows,
         )
-        if not has_mask and not is_pair and "attention_mask" in description.arguments:
+        reads_tokens = isinstance(value, torch.Tensor) and value.dim() == 2 and "encoder_outputs" not in kwargs
+        if not has_mask and (reads_tokens or not is_pair) and "attention_mask" in description.arguments:
             kwargs["attention_mask"] = model._prepare_attention_mask_for_generation(value, config, kwargs)
         source: tuple[Any, str] | None = None
         if is_pair:
