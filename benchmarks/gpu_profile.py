@@ -116,11 +116,17 @@ def main() -> None:
     parser.add_argument("--shape", default="1B")
     parser.add_argument("--run", default="1x256", help="batch x context")
     parser.add_argument("--new", type=int, default=1, help="tokens a row: more than one are drafts that are checked")
+    parser.add_argument("--quantize", choices=["int8", "int4", "fp8"], help="weights of so many bits")
     options = parser.parse_args()
     batch, context = map(int, options.run.split("x"))
     config = make_config(options.shape)
     model = build_model(
-        config, MemorySource(make_weights(config)), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
+        config,
+        MemorySource(make_weights(config)),
+        is_gguf=False,
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+        packing=options.quantize,
     )
     print(options.shape, end=" ")
     profile_step(model, batch, context, options.new)

@@ -69,6 +69,27 @@ def test_attention_of_a_product_in_parts(
     check_attention(dtype, heads, kv_heads, width, pairs, manner, num_parts=num_parts)
 
 
+@pytest.mark.parametrize("order", [4, 8])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (8, 2, 64), (12, 4, 32)], ids=str)
+def test_an_arranged_output(order: int, heads: int, kv_heads: int, width: int) -> None:
+    """The numbers of the output as it is, in the order in which a product with words reads them."""
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.step_attention import StepAttention
+    from unspool.kernels.gpu.products.arranging import arrange_plainly
+
+    held, dtype = [0, 5, 300], torch.float16
+    buffers = [random(3, 320, 2, kv_heads, width, dtype=dtype)]
+    base = torch.zeros(16, device=DEVICE, dtype=dtype)
+    table = torch.tensor(tell_addresses(base, buffers), device=DEVICE)
+    lengths = torch.tensor(held, device=DEVICE, dtype=torch.int32)
+    qkv = random(3, (heads + 2 * kv_heads) * width, dtype=dtype)
+    step = StepAttention(3, HeadShape(heads, kv_heads, width, width**-0.5), DEVICE)
+    outs = [torch.full((3, heads * width), torch.nan, device=DEVICE, dtype=dtype) for _ in range(2)]
+    for out, its_order in zip(outs, (0, order), strict=True):
+        step(qkv, out, base, table, lengths, 0, 1, order=its_order)
+    assert torch.equal(outs[1], arrange_plainly(outs[0], order))
+
+
 def part_product(product: torch.Tensor, num_parts: int) -> torch.Tensor:
     """Float32 parts (parts, …) whose sum a product is."""
     parts = torch.randn(num_parts, *product.shape, device=product.device)

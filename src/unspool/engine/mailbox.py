@@ -6,10 +6,52 @@ import asyncio
 import threading
 import time
 from collections import deque
-from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 T = TypeVar("T")
+
+
+class _Bell:
+    """Wakes the tasks of one event loop: all that are to be woken before it looks, at once.
+
+    To wake a loop from another thread is a call of the system; so a step that writes to many streams makes one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._find_loop = ref(loop)  # it holds its bell, not the other way round
+        self._futures: deque[asyncio.Future[None]] = deque()
+        self._is_rung = False
+
+    def ring(self, future: asyncio.Future[None]) -> None:
+        """Resolve a future in the loop; for any thread."""
+        self._futures.append(future)  # before it is asked whether the loop will look
+        if not self._is_rung:
+            self._is_rung = True
+            loop = self._find_loop()
+            try:
+                if loop is not None:
+                    loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # the loop is closed: nobody waits there any more
+                self._futures.clear()
+
+    def _answer(self) -> None:
+        self._is_rung = False  # before the futures are taken
+        while self._futures:
+            future = self._futures.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+_BELLS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell]] = WeakKeyDictionary()
+
+
+def _find_bell(loop: asyncio.AbstractEventLoop) -> _Bell:
+    """The bell of a loop; only its own thread asks."""
+    bell = _BELLS.get(loop)
+    if bell is None:
+        bell = _BELLS[loop] = _Bell(loop)
+    return bell
 
 
 class Mailbox(Generic[T]):
@@ -19,7 +61,7 @@ class Mailbox(Generic[T]):
         self._items: deque[T] = deque()
         self._changed = threading.Condition(threading.Lock())
         self._num_waiting = 0
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[_Bell, asyncio.Future[None]]] = []
         self._ended = threading.Event()
         self.is_closed = False
         self._error: BaseException | None = None
@@ -50,9 +92,8 @@ class Mailbox(Generic[T]):
             self._changed.notify_all()
         if self._waiters:
             waiters, self._waiters = self._waiters, []
-            for loop, future in waiters:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-                    loop.call_soon_threadsafe(_resolve, future)
+            for bell, future in waiters:
+                bell.ring(future)
 
     def get(self, timeout: float | None = None) -> T | None:
         """The next item; None after the last. Raises the error that it ended with, or TimeoutError."""
@@ -85,7 +126,7 @@ class Mailbox(Generic[T]):
         """`get` for a task of an event loop."""
         while True:
             loop = asyncio.get_running_loop()
-            waiter = (loop, loop.create_future())
+            waiter = (_find_bell(loop), loop.create_future())
             with self._changed:
                 self._waiters.append(waiter)
                 if self._items or self.is_closed:
@@ -99,8 +140,3 @@ class Mailbox(Generic[T]):
         if self._error is not None:
             raise self._error
         return None
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -105,8 +105,8 @@ class Body(ABC):
             first = (1 + self._shape.early.index(index)) * self._shape.num_tokens
             self.states[first : first + self._shape.num_tokens].copy_(x)
 
-    def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """A layer's attention output (rows, heads * width), valid until the next layer's."""
+    def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs, order: int = 0) -> torch.Tensor:
+        """A layer's attention output (rows, heads * width) in an order of `arranging`, valid until the next layer's."""
         spec, kind = self._spec, self._spec.kind_of(index)
         if spec.norms_heads_apart:
             self._norm_heads_(layer, qkv)
@@ -130,6 +130,7 @@ class Body(ABC):
             sinks=layer.sinks,
             is_halved=layer.is_halved,
             layout=replace(inputs.layout, is_away=True) if is_away else inputs.layout,
+            order=order,
         )
         if self.carrier is not None and is_away:
             self.carrier.go_on(inputs.base, inputs.counts)

@@ -93,7 +93,9 @@ class FusedBody(Body):
     def _run_sequential(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         qkv = self._multiply_qkv(layer)
         self._keep_early(index, self._x)
-        self._add(layer.out, self._attend(index, layer, qkv, inputs), layer.post_attn_norm)
+        order = self._find_read_order(layer)
+        read = self._attend(index, layer, qkv, inputs, order)
+        self._add(layer.out, read, layer.post_attn_norm, is_arranged=order > 0)
         if layer.mixture is not None:
             self._feed_mixture(layer, inputs)
             return
@@ -109,9 +111,10 @@ class FusedBody(Body):
         pairs = self._pair(layer, norm) if self._shape.num_tokens == 1 else None
         if pairs is None:
             self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
-            read = self._attend(index, layer, self._qkv, inputs)
+            order = self._find_read_order(layer)
+            read = self._attend(index, layer, self._qkv, inputs, order)
             self._feed(layer, norm)
-            self._add(layer.out, read, None)
+            self._add(layer.out, read, None, is_arranged=order > 0)
             self._add(layer.down, self._inner, None, is_arranged=self._find_inner_order(layer) > 0)
             return
         qkv, up, out, down = pairs
@@ -172,6 +175,10 @@ class FusedBody(Body):
         self._multiply_state(
             layer.up, norm, self._inner, activation=self._code, is_gated=self._spec.is_gated, order=order
         )
+
+    def _find_read_order(self, layer: Layer) -> int:
+        """The order of what the attention reads, if it can arrange it."""
+        return find_order(layer.out.operand, self._read) if self._attend_rows.arranges else 0
 
     def _find_inner_order(self, layer: Layer) -> int:
         """The order of the inner state, if the product that writes it can arrange it."""

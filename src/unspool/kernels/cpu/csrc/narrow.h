@@ -8,19 +8,14 @@
 #ifndef UNSPOOL_NARROW_H
 #define UNSPOOL_NARROW_H
 
-#define PAIR (2 * US_PANEL) /* output rows of two panels, which are made together */
+#define MADE (NARROW_P * US_PANEL) /* output rows that are made together */
 
-/* Two panels, and how far off those lie that are read next (bytes). Of one panel, `second` is NULL. */
+/* Panels that are made together lie one behind the other, and so do the groups of them. */
 typedef struct {
-    const uint8_t *first, *second;
-    size_t step;
+    const uint8_t *first;
+    size_t apart; /* bytes of a panel */
+    int32_t count;
 } panels;
-
-static panels find_panels(const us_matrix *w, int64_t first, int64_t second, int is_pair, int32_t step) {
-    const size_t bytes = sizeof(uint16_t) * US_PANEL * (size_t)w->columns;
-    const uint8_t *data = w->data;
-    return (panels){data + (size_t)first * bytes, is_pair ? data + (size_t)second * bytes : NULL, (size_t)step * bytes};
-}
 
 /* Ask for the share of a tile that this turn of `turns` brings into the second-level cache. */
 INLINE void ask_share(const uint8_t *tile, int32_t turn, int32_t turns) {
@@ -28,7 +23,8 @@ INLINE void ask_share(const uint8_t *tile, int32_t turn, int32_t turns) {
 }
 
 #if defined(US_AMX)
-#define NARROW_M 16 /* rows of activations that are multiplied together */
+#define NARROW_M 16 /* rows of activations that are multiplied together, */
+#define NARROW_P 2  /* and panels */
 
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((size_t)64) : "memory")
@@ -79,11 +75,12 @@ static void split_row(const float *x, int32_t columns, int32_t row, int32_t num_
     }
 }
 
-/* Up to 16 rows from `row` on times two panels, or one: out[row][PAIR]. How many rows those are. */
+/* Up to 16 rows from `row` on times two panels, or one: out[row][MADE]. How many rows those are. */
 INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, const uint16_t *pieces, int32_t row, int32_t num_rows,
                               float *out) {
     const int32_t rows = num_rows - row < US_PANEL ? num_rows - row : US_PANEL, turns = (num_rows + US_PANEL - 1) / US_PANEL;
-    const size_t apart = (size_t)rows * US_BLOCK;
+    const size_t apart = (size_t)rows * US_BLOCK, step = NARROW_P * p.apart;
+    const uint8_t *first = p.first, *second = p.first + p.apart;
     _Alignas(64) float made[2][3][US_PANEL][US_PANEL];
     pieces += 3 * (size_t)row * (size_t)columns;
     TILE_ZERO(0);
@@ -94,9 +91,9 @@ INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, c
         TILE_ZERO(4);
         TILE_ZERO(5);
     }
-    for (int32_t k = 0; k < columns; k += US_BLOCK, pieces += 3 * apart, p.first += 1024, p.second += has_second ? 1024 : 0) {
-        ask_share(p.first + p.step, row / US_PANEL, turns);
-        TILE_LOAD(7, p.first);
+    for (int32_t k = 0; k < columns; k += US_BLOCK, pieces += 3 * apart, first += 1024, second += 1024) {
+        ask_share(first + step, row / US_PANEL, turns);
+        TILE_LOAD(7, first);
         TILE_LOAD(6, pieces);
         TILE_ADD(0, 6, 7);
         TILE_LOAD(6, pieces + apart);
@@ -104,8 +101,8 @@ INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, c
         TILE_LOAD(6, pieces + 2 * apart);
         TILE_ADD(2, 6, 7);
         if (!has_second) continue;
-        ask_share(p.second + p.step, row / US_PANEL, turns);
-        TILE_LOAD(7, p.second);
+        ask_share(second + step, row / US_PANEL, turns);
+        TILE_LOAD(7, second);
         TILE_ADD(5, 6, 7);
         TILE_LOAD(6, pieces + apart);
         TILE_ADD(4, 6, 7);
@@ -122,25 +119,100 @@ INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, c
     }
     for (int32_t m = 0; m < rows; m++)
         for (int i = 0; i < 1 + has_second; i++)
-            store(out + PAIR * m + US_PANEL * i, load(made[i][0][m]) + (load(made[i][1][m]) + load(made[i][2][m])));
+            store(out + MADE * m + US_PANEL * i, load(made[i][0][m]) + (load(made[i][1][m]) + load(made[i][2][m])));
     return rows;
 }
 
 static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
-    if (p.second) return multiply_group(p, 1, columns, in->pieces, row, num_rows, out);
+    if (p.count == 2) return multiply_group(p, 1, columns, in->pieces, row, num_rows, out);
     return multiply_group(p, 0, columns, in->pieces, row, num_rows, out);
 }
 
+#elif defined(US_AVX512)
+#define NARROW_M 8 /* rows that are multiplied together: 24 sums and three vectors of weights are in registers */
+#define NARROW_P 3
+
+static void begin_narrow(int32_t num_rows) { (void)num_rows; }
+static void end_narrow(void) {}
+
+/* Rows that are multiplied together: near-even parts of all rows. */
+typedef struct {
+    int32_t first, count, turn, turns;
+} narrow_turn;
+
+INLINE narrow_turn find_turn(int32_t row, int32_t num_rows) {
+    const int32_t turns = (num_rows + NARROW_M - 1) / NARROW_M, turn = ((row + 1) * turns - 1) / num_rows;
+    const int32_t first = num_rows * turn / turns;
+    return (narrow_turn){first, num_rows * (turn + 1) / turns - first, turn, turns};
+}
+
+/* Write a row of floats beside those that are multiplied with it: (turns, columns / 32, rows of the turn, 32). So a product
+ * reads one stream, at distances that it knows beforehand. A row alone lies so already. */
+static void lay_row(const float *x, int32_t columns, int32_t row, int32_t num_rows, uint16_t *pieces) {
+    const narrow_turn t = find_turn(row, num_rows);
+    float *to = (float *)pieces + (size_t)t.first * (size_t)columns + (size_t)(row - t.first) * US_BLOCK;
+    if (num_rows == 1) return;
+    for (int32_t k = 0; k < columns; k += US_BLOCK, to += (size_t)t.count * US_BLOCK)
+        for (int half = 0; half < US_BLOCK; half += LANES) store(to + half, load(x + k + half));
+}
+
+/* M rows times P panels. */
+INLINE void rows_of_panels(panels p, int32_t columns, const float *x, const int M, const int P, int32_t turn, int32_t turns, float *out) {
+    __m512 total[NARROW_P][NARROW_M];
+    const uint8_t *w = p.first, *ahead = w + (size_t)P * p.apart + (size_t)P * p.apart / 64 * (size_t)turn / (size_t)turns * 64;
+    int32_t due = 0;
+    UNROLLED for (int i = 0; i < P; i++) EACH_ROW total[i][m] = _mm512_setzero_ps();
+    for (int32_t begin = 0; begin < columns; begin += US_BLOCK, x += M * US_BLOCK - US_BLOCK) {
+        for (int k = 0; k < US_BLOCK; k += 2, x += 2, w += 64) {
+            __m512i both[NARROW_P];
+            for (due += P; due >= turns; due -= turns, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            UNROLLED for (int i = 0; i < P; i++) both[i] = _mm512_loadu_si512(w + (size_t)i * p.apart);
+            UNROLLED for (int odd = 0; odd < 2; odd++) {
+                __m512 weights[NARROW_P];
+                UNROLLED for (int i = 0; i < P; i++)
+                    weights[i] = _mm512_castsi512_ps(odd ? _mm512_and_si512(both[i], _mm512_set1_epi32((int32_t)0xffff0000))
+                                                         : _mm512_slli_epi32(both[i], 16));
+                EACH_ROW {
+                    __m512 given = _mm512_set1_ps(x[US_BLOCK * m + odd]);
+                    if (P > 1) __asm__("" : "+v"(given)); /* loaded once, and not for every panel */
+                    UNROLLED for (int i = 0; i < P; i++) total[i][m] = _mm512_fmadd_ps(weights[i], given, total[i][m]);
+                }
+            }
+        }
+    }
+    EACH_ROW UNROLLED for (int i = 0; i < P; i++) _mm512_storeu_ps(out + MADE * m + US_PANEL * i, total[i][m]);
+}
+
+/* Up to NARROW_M rows from `row` on times a group of panels: out[row][MADE]. How many rows those are. */
+static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+    const narrow_turn t = find_turn(row, num_rows);
+    const float *x = num_rows == 1 ? in->x : (const float *)in->pieces + (size_t)row * (size_t)columns;
+#define ROWS(M)                                                                                \
+    case M:                                                                                    \
+        if (p.count == 3) rows_of_panels(p, columns, x, M, 3, t.turn, t.turns, out);            \
+        else if (p.count == 2) rows_of_panels(p, columns, x, M, 2, t.turn, t.turns, out);       \
+        else rows_of_panels(p, columns, x, M, 1, t.turn, t.turns, out);                         \
+        break
+    switch (t.count) {
+        ROWS(1);
+        ROWS(2);
+        ROWS(3);
+        ROWS(4);
+        ROWS(5);
+        ROWS(6);
+        ROWS(7);
+        ROWS(8);
+    }
+#undef ROWS
+    return t.count;
+}
+
 #else
-#if defined(US_AVX512)
-#define NARROW_M 8
-#define CHAINS 2 /* sums of a row and an output: those of even and of odd columns, or one */
-#elif defined(US_AVX2)
+#define NARROW_P 2
+#if defined(US_AVX2)
 #define NARROW_M 6
-#define CHAINS 1
 #else
 #define NARROW_M 4
-#define CHAINS 1
 #endif
 #define VECTORS (US_PANEL / LANES)
 
@@ -149,9 +221,8 @@ static void end_narrow(void) {}
 
 INLINE void rows_of_panel(const uint8_t *w, const uint8_t *ahead, int32_t columns, const float *x, size_t stride, const int M,
                           int32_t turn, int32_t turns, float *out) {
-    vec total[CHAINS][VECTORS][NARROW_M];
-    UNROLLED for (int i = 0; i < CHAINS; i++)
-        UNROLLED for (int v = 0; v < VECTORS; v++) EACH_ROW total[i][v][m] = fill(0);
+    vec total[VECTORS][NARROW_M];
+    UNROLLED for (int v = 0; v < VECTORS; v++) EACH_ROW total[v][m] = fill(0);
     for (int32_t begin = 0; begin < columns; begin += US_BLOCK, ahead += 1024) {
         ask_share(ahead, turn, turns);
         for (int32_t k = begin; k < begin + US_BLOCK; k += 2, w += 64) {
@@ -163,28 +234,28 @@ INLINE void rows_of_panel(const uint8_t *w, const uint8_t *ahead, int32_t column
                 odd[v] = as_floats(both & (int32_t)0xffff0000);
             }
             EACH_ROW {
-                UNROLLED for (int v = 0; v < VECTORS; v++) total[0][v][m] += even[v] * x[m * stride + k];
+                UNROLLED for (int v = 0; v < VECTORS; v++) total[v][m] += even[v] * x[m * stride + k];
             }
             EACH_ROW {
-                UNROLLED for (int v = 0; v < VECTORS; v++) total[CHAINS - 1][v][m] += odd[v] * x[m * stride + k + 1];
+                UNROLLED for (int v = 0; v < VECTORS; v++) total[v][m] += odd[v] * x[m * stride + k + 1];
             }
         }
     }
     EACH_ROW {
         UNROLLED for (int v = 0; v < VECTORS; v++)
-            store(out + PAIR * m + LANES * v, CHAINS == 2 ? total[0][v][m] + total[1][v][m] : total[0][v][m]);
+            store(out + MADE * m + LANES * v, total[v][m]);
     }
 }
 
-/* Up to NARROW_M rows from `row` on times two panels, or one: out[row][PAIR]. How many rows those are. */
+/* Up to NARROW_M rows from `row` on times two panels, or one: out[row][MADE]. How many rows those are. */
 static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
     const int32_t turns = (num_rows + NARROW_M - 1) / NARROW_M, turn = ((row + 1) * turns - 1) / num_rows;
     const int32_t rows = num_rows * (turn + 1) / turns - row;
     const float *x = in->x + (size_t)row * in->stride;
 #define ROWS(M) \
-    case M: rows_of_panel(w, w + p.step, columns, x, in->stride, M, turn, turns, to); break
-    for (int i = 0; i < (p.second ? 2 : 1); i++) {
-        const uint8_t *w = i ? p.second : p.first;
+    case M: rows_of_panel(w, w + NARROW_P * p.apart, columns, x, in->stride, M, turn, turns, to); break
+    for (int32_t i = 0; i < p.count; i++) {
+        const uint8_t *w = p.first + (size_t)i * p.apart;
         float *to = out + US_PANEL * i;
         switch (rows) {
             ROWS(1);
@@ -195,15 +266,18 @@ static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32
             ROWS(5);
             ROWS(6);
 #endif
-#if NARROW_M > 6
-            ROWS(7);
-            ROWS(8);
-#endif
         }
     }
 #undef ROWS
     return rows;
 }
 #endif
+
+/* Output rows of a matrix from `begin` on, at most as many as are made together. */
+static panels find_panels(const us_matrix *w, int64_t begin, int64_t count) {
+    const size_t apart = sizeof(uint16_t) * US_PANEL * (size_t)w->columns;
+    const int64_t found = (count + US_PANEL - 1) / US_PANEL;
+    return (panels){(const uint8_t *)w->data + (size_t)(begin / US_PANEL) * apart, apart, (int32_t)(found < NARROW_P ? found : NARROW_P)};
+}
 
 #endif

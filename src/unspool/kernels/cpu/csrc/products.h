@@ -167,15 +167,14 @@ static void split_outputs(const us_matrix *w, int32_t rows, int32_t thread, int3
 static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
     split_outputs(w, w->rows, thread, threads, &first, &last);
-    _Alignas(64) float made[NARROW_M * PAIR];
+    _Alignas(64) float made[NARROW_M * MADE];
     begin_narrow(num_rows);
-    for (int64_t begin = first; begin < last; begin += PAIR) {
-        const int64_t at = begin / US_PANEL;
-        const panels p = find_panels(w, at, at + 1, last - begin > US_PANEL, 2);
-        const int32_t count = (int32_t)(last - begin < PAIR ? last - begin : PAIR);
+    for (int64_t begin = first; begin < last; begin += MADE) {
+        const panels p = find_panels(w, begin, last - begin);
+        const int32_t count = (int32_t)(last - begin < MADE ? last - begin : MADE);
         for (int32_t row = 0; row < num_rows;) {
             const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
-            put(w, (int32_t)begin, count, made, PAIR, row, rows, to);
+            put(w, (int32_t)begin, count, made, MADE, row, rows, to);
             row += rows;
         }
     }
@@ -227,22 +226,21 @@ static void put_fed(const us_model *model, const us_matrix *w, int32_t ffn, int3
     }
 }
 
-/* The same as feed_part, with tiles of bfloat16: a panel of gates is made beside the one of values. */
+/* The same as feed_part, with tiles of bfloat16. */
 static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
                         const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
     split_outputs(w, ffn, thread, threads, &first, &last);
-    _Alignas(64) float made[NARROW_M * PAIR];
+    _Alignas(64) float gates[NARROW_M * MADE], values[NARROW_M * MADE];
     begin_narrow(num_rows);
-    for (int64_t begin = first; begin < last; begin += US_PANEL) {
-        const int64_t at = begin / US_PANEL;
-        const panels p = find_panels(w, at, at + ffn / US_PANEL, model->is_gated, 1);
-        const int32_t count = (int32_t)(last - begin < US_PANEL ? last - begin : US_PANEL);
+    for (int64_t begin = first; begin < last; begin += MADE) {
+        const panels gate_panels = find_panels(w, begin, last - begin), value_panels = find_panels(w, ffn + begin, last - begin);
+        const int32_t count = (int32_t)(last - begin < MADE ? last - begin : MADE);
         for (int32_t row = 0; row < num_rows;) {
-            const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
+            const int32_t rows = multiply_panels(gate_panels, w->columns, in, row, num_rows, gates);
+            if (model->is_gated) multiply_panels(value_panels, w->columns, in, row, num_rows, values);
             for (int m = 0; m < rows; m++)
-                put_fed(model, w, ffn, (int32_t)begin, count, made + PAIR * m, model->is_gated ? made + PAIR * m + US_PANEL : NULL,
-                        row + m, to);
+                put_fed(model, w, ffn, (int32_t)begin, count, gates + MADE * m, model->is_gated ? values + MADE * m : NULL, row + m, to);
             row += rows;
         }
     }
@@ -279,6 +277,8 @@ static void prepare_row(const us_matrix *w, const float *x, int32_t row, int32_t
                  (int32_t *)a->offsets);
 #if defined(US_AMX)
     if (w->kind == US_BF16) split_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
+#elif defined(US_AVX512)
+    if (w->kind == US_BF16) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
 #endif
 }
 

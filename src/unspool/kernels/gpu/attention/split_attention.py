@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options
+from unspool.kernels.gpu.products.word_parts import find_place
 from unspool.kernels.key_layout import PLAIN, KeyLayout
 
 UNIT: Final = 8  # numbers: addresses are multiples of this, so that loads are known to be aligned
@@ -74,23 +75,35 @@ def read_values(scores, v, highest, total, read, MAY_SEE_NONE: tl.constexpr):
 
 
 @triton.jit
+def _find_targets(rq, rd, column, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr, ORDER: tl.constexpr):
+    """Where `put_together` writes the numbers of queries, from a column of their rows on."""
+    if ORDER > 0:
+        number = (rq % G * D)[:, None] + rd[None, :]
+        targets = (rq // G * TOKEN)[:, None] + find_place(column + number, TOKEN, ORDER) - column
+    else:
+        targets = (rq // G * TOKEN + rq % G * D)[:, None] + rd[None, :]
+    return targets
+
+
+@triton.jit
 def put_together(
     read, highest, total, OUT, PARTS, STATS, COUNTS, slot, split, used, num_splits,
     QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
     GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    SINKS, HAS_SINKS: tl.constexpr,
+    SINKS, HAS_SINKS: tl.constexpr, column=0, ORDER: tl.constexpr = 0,
 ):  # fmt: skip
     """Write the output of a key head's queries; if its keys are split, the program that ends last adds the parts up.
 
     Query `q` of `QUERIES` belongs to head `q % G` of token `q // G`; tokens have a stride of `TOKEN` numbers at `OUT`.
     A tile for the tensor cores is padded to GP queries: parts are added up over GJ, the smallest size that fits.
     A head's sink is the score of a key without a value, which takes a share of the attention.
+    With an `ORDER` rows are arranged (`products.arranging`); the first head's numbers begin at `column` of one.
     """
     rg, rd = tl.arange(0, GP), tl.arange(0, DP)
     is_head = rg < QUERIES
     is_number = is_head[:, None] & (rd < D)[None, :]
     if used == 1:
-        target = OUT + (rg // G * TOKEN + rg % G * D)[:, None] + rd[None, :]
+        target = OUT + _find_targets(rg, rd, column, G, TOKEN, D, ORDER)
         if HAS_SINKS:
             total += tl.exp(tl.load(SINKS + rg % G, mask=is_head, other=0.0).to(tl.float32) - highest)
         tl.store(target, (read / total[:, None]).to(OUT.dtype.element_ty), mask=is_number)
@@ -123,7 +136,7 @@ def put_together(
                 its = tl.load(PARTS + one[:, None] * DP + rd[None, :], mask=is_its, other=0.0, cache_modifier=".cg")
                 joined += its * weight[:, None]
             whole = tl.where(is_one, whole, 1.0)
-            target = OUT + (rq // G * TOKEN + rq % G * D)[:, None] + rd[None, :]
+            target = OUT + _find_targets(rq, rd, column, G, TOKEN, D, ORDER)
             tl.store(target, (joined / whole[:, None]).to(OUT.dtype.element_ty), mask=is_its)
             tl.store(COUNTS + slot, 0)
 
@@ -144,6 +157,7 @@ class SplitAttention(ABC):
     """The attention of captured passes: buffers for the parts of split keys, and the launch of a kernel."""
 
     takes_parts = False  # whether `qkv` may be the parts of a product: (parts, rows, …) float32
+    arranges = False  # whether `out` can be written in the order in which a product reads it
 
     def __init__(
         self, rows: int, num_queries: int, width: int, shape: HeadShape, device: torch.device, splits: int
@@ -180,8 +194,10 @@ class SplitAttention(ABC):
         sinks: torch.Tensor | None = None,  # (heads,): scores of a key without a value
         is_halved: bool = False,  # rotary pairs of queries and keys are the two halves of what is rotated
         layout: KeyLayout = PLAIN,
+        order: int = 0,  # in which `out` is written (`products.arranging`)
     ) -> None:
         """Rotate queries and keys, write keys and values after each row's length, and attend."""
+        assert self.arranges or order == 0
         shape, unused = self._shape, self._stats
         started = self._prepare(qkv, base, layout)
         grid = self._rows, shape.kv_heads, self.splits
@@ -228,6 +244,7 @@ class SplitAttention(ABC):
             HAS_WINDOW=is_windowed,
             HAS_SINKS=sinks is not None,
             **{"HAS_SLOPES": slopes is not None, **started.constants},
+            **({"ORDER": order} if self.arranges else {}),
             # A kernel that waits for a copy as well as for the product before it can't start early.
             **({"PDL": False} if layout.is_away else launch_options()),
             cluster=started.cluster,

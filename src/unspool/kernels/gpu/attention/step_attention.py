@@ -83,7 +83,7 @@ def _attend(
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
     IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, CLUSTER: tl.constexpr, CLUSTER_KEYS: tl.constexpr,
-    ROOM: tl.constexpr, MADE_PARTS: tl.constexpr, PDL: tl.constexpr,
+    ROOM: tl.constexpr, MADE_PARTS: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if CLUSTER > 1:
         split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -254,7 +254,7 @@ def _attend(
             put_together(
                 read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
                 row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
-                SINKS + head * G, HAS_SINKS,
+                SINKS + head * G, HAS_SINKS, head * G * D, ORDER,
             )  # fmt: skip
         # --- and writes: only now, because who announces its part waits for what it has written elsewhere
         if split == used - 1:
@@ -265,7 +265,8 @@ def _attend(
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)
-    if CLUSTER > 1:  # noqa: SIM102 - the one is a constant, the other is not
+    if CLUSTER > 1:
+        tl.static_assert(ORDER == 0)
         if is_joined & (split < CLUSTER):
             if split >= used:
                 await_others()
@@ -281,6 +282,7 @@ class StepAttention(SplitAttention):
     """The attention of captured steps: one new token per row."""
 
     takes_parts = True
+    arranges = True
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ def _multiply_early_words(
     BN: gl.constexpr = 16 * WARPS
     BW: gl.constexpr = 32  # words of 128 columns
     BF: gl.constexpr = 2  # words of their scales
-    AHEAD: gl.constexpr = STAGES - 2
+    AHEAD: gl.constexpr = STAGES - 1
     TILE: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [WARPS, 1], [1, 0])
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     SCALES: gl.constexpr = gl.BlockedLayout([1, BF], [32, 1], [WARPS, 1], [1, 0])
@@ -178,7 +178,7 @@ def _multiply_early_words(
     for step in range(steps):
         async_copy.wait_group(AHEAD - 1)
         fence_async_shared()  # what was copied is seen by the tensor cores
-        gl.thread_barrier()  # and all warps have done with the tile before the last, which is overwritten next
+        gl.thread_barrier()  # and all warps have done with the last tile, which is overwritten next
         at, ahead = step % STAGES, step + AHEAD
         if ahead < steps:
             into = ahead % STAGES

@@ -58,12 +58,14 @@ def _choose_early_words(
     outputs: int, inputs: int, num_rows: int, kind: WordKind, *, is_gated: bool, is_split: bool
 ) -> RowsTiling:
     """The tiling of 8-bit words that are on their way before the rows are there (`early_words`)."""
-    rows, warps, stages = 1 << (num_rows - 1).bit_length(), 8, 4 if is_gated or outputs >= _WIDE else 5
-    if kind == "int8":  # 6.7 against 6.9 ms a step of 8B and 64 rows; fp8 is slower so
-        warps, stages = (4, 5) if is_gated else (8, 4)
+    rows, warps, stages, beside = 1 << (num_rows - 1).bit_length(), 8, 4 if is_gated or outputs >= _WIDE else 5, 1
+    if kind == "int8":  # of two programs to a processor one unpacks while the other multiplies; fp8 is slower so
+        warps, stages, beside = 4, 4, 2
+        if is_gated:
+            stages = 3 if outputs > 64 * _count_processors() else 5
     steps, splits = inputs // _WIDTH, 1
     if is_split and not is_gated:
-        splits = _count_splits(outputs, inputs, num_rows, rows, (16 * warps, _WIDTH, warps, stages))
+        splits = _count_splits(outputs, inputs, num_rows, rows, (16 * warps, _WIDTH, warps, stages), beside)
     while -(-steps // -(-steps // splits)) < splits:  # every part has columns
         splits //= 2
     return RowsTiling(rows, 16 * warps, _WIDTH // 4, splits, warps, stages, is_early=True)
@@ -89,11 +91,14 @@ def _choose_tile(outputs: int, rows: int, kind: WordKind, *, is_gated: bool, is_
     return (64, 128, 4, 5)
 
 
-def _count_splits(outputs: int, inputs: int, num_rows: int, rows: int, tile: _Tile) -> int:
-    """Among how many programs columns are split: a power of two, so that the sums have few variants."""
+def _count_splits(outputs: int, inputs: int, num_rows: int, rows: int, tile: _Tile, beside: int = 1) -> int:
+    """Among how many programs columns are split: a power of two, so that the sums have few variants.
+
+    A processor has room for so many programs `beside` each other; for two of a few rows.
+    """
     programs = -(-outputs // tile[0]) * -(-num_rows // rows)
-    processors = _count_processors() * (2 if rows <= _SOME else 1)
-    wanted = min(MOST_SPLITS, inputs // tile[1], processors // programs)
+    room = _count_processors() * (2 if rows <= _SOME else beside)
+    wanted = min(MOST_SPLITS, inputs // tile[1], room // programs)
     return 1 << (max(1, wanted).bit_length() - 1)
 
 

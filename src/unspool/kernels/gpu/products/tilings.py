@@ -64,8 +64,6 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (4800, 1600): RowTiling(8, 256, 4, ahead=7),
     (6400, 1600): RowTiling(8, 256, 4, ahead=7),
     (1536, 1152): RowTiling(8, 256, 4, ahead=5),
-    # both matrices that a parallel block's sum reads, in whole steps of Phi-2
-    (2560, 12800): RowTiling(2, 1024, 4, ahead=7),
     # in whole steps of BART-large and Whisper-large-v3
     (1280, 1280): RowTiling(8, 256, 4, ahead=5),
     (3840, 1280): RowTiling(8, 256, 4, ahead=5),
