@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from unspool.kernels import compiler_process
 from unspool.kernels.compiler_process import CompilerProcess, has_cached_kernels
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kernels are compiled in forks")
@@ -71,6 +72,28 @@ class Fatal:
 
 sound, wrong, fatal = Sound(), Wrong(), Fatal()
 """,
+    "first_kernels.py": """
+import time
+from pathlib import Path
+from triton.runtime.jit import JITFunction
+
+class Hashed(JITFunction):
+    __module__ = __name__
+    hashed = []
+
+    @property
+    def cache_key(self):
+        self.hashed.append(self)
+        if len(self.hashed) == 1:  # a job comes in meanwhile
+            time.sleep(0.5)
+            return
+        until = time.monotonic() + 20
+        while not Path(__file__).with_name("sound").exists():
+            if time.monotonic() > until:
+                raise SystemExit
+
+one, two = Hashed(), Hashed()
+""",
 }
 JOB: dict[str, Any] = {
     "module": "some_kernels", "is_gluon": False, "signature": {"X": "*bf16", "n": "i32"},
@@ -104,6 +127,13 @@ def test_kernels_are_compiled_as_they_were_described(compilers: CompilerProcess,
 def test_kernels_in_gluon_are_compiled_as_such(compilers: CompilerProcess, tmp_path: Path) -> None:
     assert compilers.compile({**JOB, "is_gluon": True, "name": "sound", "cache": str(tmp_path)}, "key")
     assert (tmp_path / "sound").read_text().startswith("('of Gluon'")
+
+
+def test_a_job_does_not_wait_for_what_is_prepared(
+    compilers: CompilerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_process, "_FIRST_MODULES", ("first_kernels",))
+    assert compilers.compile({**JOB, "name": "sound", "cache": str(tmp_path)}, "key")
 
 
 @pytest.mark.parametrize("name", ["wrong", "fatal", "absent"])

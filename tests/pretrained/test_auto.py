@@ -239,6 +239,8 @@ def test_what_a_model_answers(llama: Any) -> None:
     assert llama.to("cpu") is llama and llama.eval() is llama and llama.float() is llama
     assert llama.device.type == "cpu" and llama.dtype == torch.float32
     assert llama.num_parameters() * 4 == llama.get_memory_footprint()
+    assert sum(parameter.numel() for parameter in llama.parameters()) == llama.num_parameters()
+    assert next(llama.parameters()).device == llama.device and not llama.training
     assert llama.get_input_embeddings()(torch.tensor([1])).shape[-1] == llama.config.hidden_size
     assert "llama" in repr(llama)
     with pytest.raises(UnsupportedError, match="only infers"):

@@ -182,23 +182,24 @@ class NativeModel(ABC):
     @property
     def is_quantised(self) -> bool:
         """Whether matrices are stored quantised."""
-        return any(not tensor.is_floating_point() for tensor in self._unique_tensors())
+        return any(not tensor.is_floating_point() for tensor in self.parameters())
 
     def eval(self) -> Self:
         """Nothing to switch: native models only infer. Returns the model, as torch's modules do."""
         return self
 
-    def _unique_tensors(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[torch.Tensor]:
+        """The tensors of the weights, a tied one once."""
         return list({tensor.data_ptr(): tensor for tensor in iterate_tensors(self.weights)}.values())
 
     def num_parameters(self) -> int:
         """The number of parameters; a tied head is counted once."""
-        return sum(tensor.numel() for tensor in self._unique_tensors())
+        return sum(tensor.numel() for tensor in self.parameters())
 
     @property
     def weights_bytes(self) -> int:
         """The memory of the weights, in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._unique_tensors())
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.parameters())
 
     def _check_input(
         self,

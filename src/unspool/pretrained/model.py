@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
 
@@ -137,6 +138,15 @@ class PretrainedModel(Holder):
     def can_generate(self) -> bool:
         """It can: other models are not loaded."""
         return True
+
+    @property
+    def training(self) -> bool:
+        """Whether dropout and the like are at work: they never are."""
+        return False
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """The weights as they are laid out here, a tied one once: some are several matrices of the checkpoint."""
+        return iter(self.core.parameters())
 
     def num_parameters(self) -> int:
         """The number of parameters; a tied head is counted once."""

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 _IDLE: Final = 20.0  # seconds without a job, after which the process ends
-_IN, _OUT, _ERRORS = 0, 1, 2
+_IN, _OUT = 0, 1
 
 
 class _Nothing:
@@ -81,9 +81,8 @@ def main() -> None:
         return
     sys.path[:] = hello["path"]
     sys.meta_path.insert(0, _WithoutTorch())
-    _import_first(hello["modules"])
-    gc.freeze()  # what is there by now stays, and its memory is shared with the forks
-    _serve(lines, out)
+    gc.disable()  # what is there stays, and its memory is shared with the forks, which do not live long
+    _serve(lines, out, _import_first(hello["modules"]))
 
 
 class _Lines:
@@ -112,25 +111,28 @@ class _Lines:
             yield json.loads(line)
 
 
-def _import_first(modules: Sequence[str]) -> None:
-    """Import what most jobs need, and hash the kernels in it, unless a job is waiting."""
+def _import_first(modules: Sequence[str]) -> Iterator[None]:
+    """Import what most jobs need, and hash the kernels in it, in pieces between which a job may be started."""
     from triton import knobs
     from triton.compiler import code_generator  # noqa: F401 - imported when something is compiled
     from triton.runtime.jit import JITFunction
 
-    for name in modules:
-        with suppress(Exception):  # a job that needs it says so
-            module = importlib.import_module(name)
-            if select.select([_IN], [], [], 0)[0]:
-                return
-            for kernel in vars(module).values():
-                if isinstance(kernel, JITFunction):
-                    _ = kernel.cache_key
+    yield
     with suppress(Exception):
         _ = knobs.nvidia.ptxas.version  # it is started to be asked
+    for name in modules:
+        yield
+        with suppress(Exception):  # a job that needs it says so
+            module = importlib.import_module(name)
+            for kernel in list(vars(module).values()):
+                if isinstance(kernel, JITFunction) and kernel.__module__ == name:
+                    yield
+                    _ = kernel.cache_key
 
 
-def _serve(lines: _Lines, out: int) -> None:
+def _serve(lines: _Lines, out: int, preparing: Iterator[None]) -> None:
+    """Start jobs as they come, and prepare for more while none waits."""
+    is_prepared = False
     running: dict[int, tuple[int, int]] = {}  # by the pipe that closes with a fork: its process, and its job's number
     while True:
         for message in lines.take():
@@ -138,8 +140,10 @@ def _serve(lines: _Lines, out: int) -> None:
                 _set_key(message["triton_key"])
             else:
                 _start(message, running)
-        ready = select.select([_IN, *running], [], [], _IDLE)[0]
-        if not ready and not running:
+        ready = select.select([_IN, *running], [], [], _IDLE if is_prepared else 0.0)[0]
+        if not ready and not is_prepared:
+            is_prepared = next(preparing, True) is True
+        elif not ready and not running:
             return
         for found in ready:
             if found == _IN:

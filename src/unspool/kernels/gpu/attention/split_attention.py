@@ -20,6 +20,7 @@ from unspool.kernels.key_layout import PLAIN, KeyLayout
 
 UNIT: Final = 8  # numbers: addresses are multiples of this, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
+_BOUNDLESS: Final = (1 << 31) - 1  # keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class Launch:
     constants: dict[str, Any]  # compile-time constants beside those that all kernels have
     views: tuple[torch.Tensor, ...] = field(default=())  # the base tensor of all addresses, viewed as other dtypes
     cluster: int = 1  # programs that share a row's keys and combine their parts in shared memory
+    takes_any_window: bool = False  # whether layers without a window are those with a boundless one, to the same kernel
 
 
 class SplitAttention(ABC):
@@ -199,6 +201,9 @@ class SplitAttention(ABC):
         shape, unused = self._shape, self._stats
         started = self._prepare(qkv, base, layout)
         grid = self._rows, shape.kv_heads, self.splits
+        window = shape.window or 0
+        if not is_windowed and shape.window is not None and started.takes_any_window:
+            is_windowed, window = True, _BOUNDLESS
         launch(
             started.kernel,
             (self.splits // started.cluster, *grid[1::-1]) if started.cluster > 1 else grid,
@@ -221,7 +226,7 @@ class SplitAttention(ABC):
             shape.scale if scale is None else scale,
             shape.softcap or 1.0,
             shape.eps,
-            shape.window or 0,
+            window,
             self.splits,
             started.chunk,
             HEADS=shape.heads,

@@ -324,7 +324,8 @@ class StepAttention(SplitAttention):
             constants["HAS_SLOPES"] = False
         if self._tiling.registers is not None:
             constants["maxnreg"] = self._tiling.registers
-        return Launch(_attend, self._tiling.chunk, constants, cluster=cluster)
+        takes_any_window = layout.block_size == 0  # it is where the keys begin
+        return Launch(_attend, self._tiling.chunk, constants, cluster=cluster, takes_any_window=takes_any_window)
 
     def _count_cluster(self, base: torch.Tensor, layout: KeyLayout) -> int:
         """How many programs combine their parts in shared memory: as many as were measured and fit, or 1."""
