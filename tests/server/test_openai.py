@@ -310,3 +310,30 @@ async def test_asynchronous_clients(server: RunningServer) -> None:
         )
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "message"),
+    [
+        ({"num_beams": 3, "top_p": 0.9}, "top_p", "not drawn with `num_beams` and no `temperature`"),
+        ({"use_beam_search": True, "temperature": 0.7}, "temperature", "not drawn with `use_beam_search`"),
+        ({"penalty_alpha": 0.6, "temperature": 0.7}, "penalty_alpha", "pass `temperature=0`, or leave `penalty_alpha`"),
+        ({"num_beams": 3, "force_words": ["cat"], "temperature": 0.7}, "force_words", "set `temperature=0`"),
+        ({"num_beams": 3, "mirostat": 2}, "mirostat", "`mirostat` would have no effect"),
+        ({"mirostat": 2, "prompt_lookup_num_tokens": 3}, "mirostat", "`mirostat` does not go with a drafter"),
+        ({"length_penalty": 2.0}, "length_penalty", "read by beam search alone; send `num_beams`"),
+        ({"min_tokens": 9}, "min_tokens", "`min_tokens`=9 asks .* raise `max_tokens`"),
+    ],
+)
+def test_refusals_speak_of_what_was_sent(
+    client: openai.OpenAI, asked: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as error:
+        client.completions.create(model="fake", prompt="hello", max_tokens=5, extra_body=asked)
+    assert error.value.param == param
+    assert not any(word in str(error.value) for word in ("do_sample", "_ids", "_tau", "new_tokens"))
+
+
+def test_what_a_refusal_advises_is_taken(client: openai.OpenAI) -> None:
+    for body in ({"num_beams": 3, "top_p": 0.9, "temperature": 0.7}, {"penalty_alpha": 0.6, "temperature": 0}):
+        assert client.completions.create(model="fake", prompt="hello", max_tokens=2, extra_body=body).choices

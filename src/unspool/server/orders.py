@@ -21,7 +21,7 @@ from unspool.grammar.tools import CallFormat
 from unspool.numeric import is_number
 from unspool.server.fields import Found
 from unspool.server.options import ClientLimits
-from unspool.server.refusals import RequestError, refuse_field
+from unspool.server.refusals import MADE_OF, RequestError, refuse_field, say_to_client
 from unspool.text import Tokenizer
 
 COMPLETION_TOKENS: Final = 16  # OpenAI's default for completions
@@ -37,7 +37,7 @@ class Order:
     model: str
     prompts: list[list[int]]
     settings: dict[str, Any]
-    names: Mapping[str, str]  # of settings, as the client has them
+    names: dict[str, str]  # of settings, as the client has them
     num_choices: int = 1  # answers for each prompt
     num_drawn: int = 1  # rows of each: the best are returned, or one several times
     stream: bool = False
@@ -142,6 +142,9 @@ def _settle(order: Order, values: dict[str, Any], target: Target) -> None:
     _settle_words(settings, values, target)
     _settle_structure(settings, values)
     _settle_search(order, values)
+    for setting, sent in MADE_OF.items():
+        if setting in settings and sent in order.names:
+            order.names.setdefault(setting, sent)
     _settle_sampling(settings, target)
     _settle_length(order, target)
     if not settings["do_sample"] and settings.get("num_beams", 1) == 1:
@@ -167,7 +170,25 @@ def refuse_unused(order: Order) -> None:
         setattr(config, name, value)
     for name, reason in find_unused(config).items():
         if name in order.names:
-            raise refuse_field(order.names[name], reason, "without_effect")
+            raise refuse_field(order.names[name], _explain_unused(order, name, reason), "without_effect")
+
+
+def _explain_unused(order: Order, name: str, reason: str) -> str:
+    """Why a setting has no effect, by what the client has sent and not by what follows from it."""
+    settings, named, needed = order.settings, order.names[name], PARAMETERS[name].needs
+    if needed and needed[0] == "num_beams" and "num_beams" not in order.names:
+        return f"`{named}` is read by beam search alone; send `num_beams` above 1 too, or leave it out"
+    if not needed or needed[0] != "do_sample" or "do_sample" in order.names:
+        return say_to_client(reason, order.names)
+    searches = [search for search in _SEARCHES if settings.get(search) not in (None, 0, 1)]
+    said = " and ".join(f"`{order.names.get(search, search)}`" for search in searches) or "this request"
+    never = {"use_beam_search", "penalty_alpha", "num_beam_groups", "force_words_ids"} & {*searches, *order.names}
+    if never or name.startswith("mirostat"):  # a temperature would be refused too
+        return f"tokens are not drawn with {said}, so `{named}` would have no effect; leave one of them out"
+    return (
+        f"tokens are not drawn with {said} and no `temperature`, so `{named}` would have no effect; "
+        "send a `temperature` above 0, or leave it out"
+    )
 
 
 def _settle_stops(settings: dict[str, Any], values: dict[str, Any], target: Target) -> None:

@@ -32,6 +32,23 @@ _KINDS: Final = {
 }
 _NAMED: Final = re.compile(r"`(\w+)`")
 _CONTEXT: Final = "the model's context ends at"
+MADE_OF: Final = {
+    "bad_words_ids": "bad_words",
+    "force_words_ids": "force_words",
+    "mirostat_tau": "mirostat",
+    "num_beams": "use_beam_search",
+}
+"""Settings that the server makes of fields, whose values are others."""
+
+# What a message may say of a setting that the server has chosen for the client.
+_DRAWING: Final = (
+    (re.compile(r"`do_sample`=True, set in the call,"), "a `temperature` above 0"),
+    (re.compile(r"`?do_sample=True`?"), "a `temperature` above 0"),
+    (re.compile(r"`?do_sample=False`?"), "`temperature=0`"),
+    (re.compile(r"\bdo_sample\b"), "temperature"),
+    (re.compile(r"`constraints` or "), ""),  # Python objects: no client sends them
+)
+_WORD: Final = re.compile(r"`(\w+)`(=(?:'[^']*'|[^\s,;:)]+))?|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 
 
 class RequestError(UnspoolError):
@@ -70,6 +87,23 @@ def refuse_field(name: str, message: str, code: str | None = None) -> RequestErr
     return RequestError(400, message, param=name, code=code)
 
 
+def say_to_client(message: str, names: Mapping[str, str]) -> str:
+    """A message of the library in the client's names of settings, without any that the client has not sent."""
+
+    def rename(found: re.Match[str]) -> str:
+        setting = found[1] or found[0]
+        field = names.get(setting, setting)
+        if found[1] is None:
+            return field
+        value = found[2] or ""
+        return f"`{field}`" if field != setting and MADE_OF.get(setting) == field else f"`{field}`{value}"
+
+    if "do_sample" not in names:
+        for pattern, words in _DRAWING:
+            message = pattern.sub(words, message)
+    return _WORD.sub(rename, message)
+
+
 def read_error(
     error: BaseException, names: Mapping[str, str] | None = None, *, is_submitted: bool = False
 ) -> RequestError:
@@ -97,9 +131,10 @@ def read_error(
             400, message, code="no_token_left" if isinstance(error, NoTokenLeftError) else "unfulfilled"
         )
     if isinstance(error, SettingError | InputError | UnsupportedError):
-        named = _NAMED.search(message)
-        setting = None if named is None else named[1]
-        param = None if setting is None else (names or {}).get(setting, setting)
+        if names is not None:
+            message = say_to_client(message, names)
+        named, sent = _NAMED.findall(message), set((names or {}).values())
+        param = next((name for name in named if name in sent), named[0] if named else None)
         return RequestError(400, message, param=param, code="context_length_exceeded" if _CONTEXT in message else None)
     if isinstance(error, MemoryError):
         return RequestError(503, "there is not enough memory for this request", code="no_memory", retry_after=5)
