@@ -7,6 +7,7 @@ from collections import UserDict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from unspool.beams.hypotheses import BeamHypotheses, Ending, Hypothesis
@@ -70,7 +71,7 @@ class HypothesisScorer(BeamScorer):
             for _ in range(batch_size * num_beam_groups)
         ]
         self._endings: list[list[Ending]] = [[] for _ in self._beam_hyps]
-        self._done = torch.zeros(batch_size * num_beam_groups, dtype=torch.bool)  # read every step: not on a device
+        self._done = np.zeros(batch_size * num_beam_groups, dtype=np.bool_)  # read at every step
 
     @property
     def batch_size(self) -> int:
@@ -192,6 +193,33 @@ class BeamSearchScorer(HypothesisScorer):
 
         `input_ids`, `next_indices` and `beam_indices` hold and count the beams of this group only.
         """
+        step, chosen = self.decide(
+            input_ids,
+            next_scores,
+            next_tokens,
+            next_indices,
+            pad_token_id=pad_token_id,
+            eos_token_id=eos_token_id,
+            beam_indices=beam_indices,
+            group_index=group_index,
+            decoder_prompt_len=decoder_prompt_len,
+        )
+        return step.pack(chosen)
+
+    def decide(
+        self,
+        input_ids: torch.Tensor,
+        next_scores: torch.Tensor,
+        next_tokens: torch.Tensor,
+        next_indices: torch.Tensor,
+        *,
+        pad_token_id: int | torch.Tensor | None,
+        eos_token_id: Ids | None,
+        beam_indices: Ancestry | None,
+        group_index: int,
+        decoder_prompt_len: int,
+    ) -> tuple[BeamOffers, list[Offer]]:
+        """What `process` packs into tensors, as it was offered and as it was chosen."""
         if not 0 <= group_index < self.num_beam_groups:
             raise InputError(f"`group_index` is {group_index}, and there are {self.num_beam_groups} groups from 0 on.")
         step = read_offers(
@@ -214,7 +242,7 @@ class BeamSearchScorer(HypothesisScorer):
                 chosen += step.make_padding(self.group_size)
             else:
                 chosen += self._separate(step, row, place)
-        return step.pack(chosen)
+        return step, chosen
 
     def finalize(  # type: ignore[override]  # as above
         self,

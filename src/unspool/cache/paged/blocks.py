@@ -111,7 +111,8 @@ class BlockStore(PooledStore):
             group, buffer = self._open(layer, kv)
             move = group.plan_flat(span, ragged, kv.device)
             buffer.flatten(0, 1).index_copy_(0, move.slots, kv)
-            keys, values = group.view(buffer, move, len(span.starts), span.stop).unbind(2)
+            room = self.pool.count_blocks(span.stop) * self.pool.block_size  # cut shorter, rows would be copied apart
+            keys, values = group.view(buffer, move, len(span.starts), room).unbind(2)
             return keys, values
 
     def end(self, lengths: Sequence[int]) -> None:

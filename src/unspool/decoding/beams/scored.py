@@ -9,7 +9,7 @@ import torch
 
 from unspool.beams.hypotheses import Hypothesis
 from unspool.beams.result import pick_best
-from unspool.beams.scorer import HypothesisScorer
+from unspool.beams.scorer import BeamSearchScorer, HypothesisScorer
 from unspool.decoding.beams.notes import VerdictNotes
 from unspool.decoding.beams.selection import Best, find_best, read_best
 from unspool.decoding.beams.settings import NEVER, BeamSettings
@@ -164,6 +164,8 @@ class GroupBeams(ScoredBeams):
     Vijayakumar et al., 2016: https://arxiv.org/abs/1610.02424
     """
 
+    _judge: BeamSearchScorer
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         size, num_beams = self._size, self._settings.num_beams
@@ -171,6 +173,8 @@ class GroupBeams(ScoredBeams):
             [prompt * num_beams + beam for prompt in range(self._num_prompts) for beam in range(first, first + size)]
             for first in range(0, num_beams, size)
         ]
+        # One prompt's groups are parts of its rows.
+        self._parts = [slice(group[0], group[0] + size) if self._num_prompts == 1 else group for group in self._groups]
         self._places = [send(group, self._rows.device) for group in self._groups]
         self._ends = send(self._settings.eos_token_ids, self._rows.device)
 
@@ -186,8 +190,8 @@ class GroupBeams(ScoredBeams):
             group = self._groups[number]
             if self._notes is not None:
                 self._notes.look(number)
-            verdict = self._judge.process(
-                history[group],
+            step, chosen = self._judge.decide(
+                history[self._parts[number]],
                 best,
                 tokens,
                 beams,
@@ -197,19 +201,13 @@ class GroupBeams(ScoredBeams):
                 group_index=number,
                 decoder_prompt_len=self._width,
             )
-            self._chosen = verdict["next_beam_tokens"].tolist()
-            for place, source, token, total in zip(
-                group,
-                verdict["next_beam_indices"].tolist(),
-                self._chosen,
-                verdict["next_beam_scores"].tolist(),
-                strict=True,
-            ):
+            self._chosen = [offer.token for offer in chosen]
+            for place, (token, total, source) in zip(group, chosen, strict=True):
                 parents[place] = self._stay_home(place, group[source])
                 self._origins[place] = (*before[group[source]], source)
                 tokens_of[place], totals[place] = token, total
             if self._notes is not None:
-                self._notes.note(self._num_tokens + 1, number, (best, tokens, beams), verdict)
+                self._notes.note(self._num_tokens + 1, number, (best, tokens, beams), step.pack(chosen))
             self._last = (tokens, beams)
         return parents, self._enter(parents, tokens_of, totals)
 

@@ -6,12 +6,13 @@ second copy, which oneDNN packed once.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
-from unspool.cache import Cache, Span
+from unspool.cache import FLAT, Cache, PagedCache, Span
 from unspool.kernels.activations import find_activation
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ragged import Ragged
@@ -121,6 +122,12 @@ class PlainPass:
             and new.cache.holds_buffers(self._spec.num_layers)
         )
 
+    def _writes_blocks(self, cache: Cache) -> bool:
+        """Whether a pass only writes into blocks that are there: operators take less of the host's time then if
+        autograd need not know of them."""
+        has_blocks = isinstance(cache, PagedCache) and FLAT in cache.can
+        return has_blocks and not torch.is_grad_enabled() and cache.holds_buffers(self._spec.num_layers)
+
     def _choose_weights(self, new: Pass) -> DecoderWeights:
         """The weights that a step reads: packed for batches, if it is one of several rows or tokens."""
         rows, num_new = new.given.shape[:2]
@@ -143,7 +150,8 @@ class PlainPass:
         want, early = new.want, list[torch.Tensor]()
         flat = ragged.take(new.given)[None]  # (1, tokens) or (1, tokens, hidden)
         tokens, embeds = (None, flat) if flat.is_floating_point() else (flat, None)
-        found, _, _ = self.read(weights, tokens, new.cache, new.span, want, embeds, early, ragged)
+        with torch.inference_mode() if self._writes_blocks(new.cache) else nullcontext():
+            found, _, _ = self.read(weights, tokens, new.cache, new.span, want, embeds, early, ragged)
         states = found[0]  # (tokens, width of the head)
         wants_all = want.logits == "all"
         made = read_out(self._spec, weights, states if wants_all else ragged.take_last(states), early, weights.head)
