@@ -50,10 +50,10 @@ def load_adapted(
     except Exception as error:  # a config can make transformers' code fail in any way
         if is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise LoadError(
             f"{folder} has the architecture {name}, which {reason}, and transformers "
-            f"{transformers.__version__} can't load it: {type(error).__name__}: {reason}"
+            f"{transformers.__version__} can't load it: {type(error).__name__}: {message}"
         ) from error
     if missing:
         raise LoadError(
