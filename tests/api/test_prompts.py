@@ -45,14 +45,15 @@ def test_texts_in_a_batch_are_texts_alone(lm: LanguageModel) -> None:
 
 
 def test_chats(lm: LanguageModel) -> None:
-    ids = lm.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)
+    ids = lm.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     assert lm.tokenizer.decode(ids) == "user: hello\nassistant:"
     one = lm.generate(CHAT, max_new_tokens=4)
     assert one.prompt_token_ids == [ids] and one.token_ids == [new_tokens(lm, ids, 4)]
     assert lm.generate("hello", chat=True, max_new_tokens=4).prompt_token_ids == [ids]
     longer = [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "the cat"}]
     several = lm.generate([longer, CHAT], max_new_tokens=4)
-    assert several.prompt_token_ids == [lm.tokenizer.apply_chat_template(longer, add_generation_prompt=True), ids]
+    longer_ids = lm.tokenizer.apply_chat_template(longer, add_generation_prompt=True).input_ids
+    assert several.prompt_token_ids == [longer_ids, ids]
     assert several.token_ids[1] == one.token_ids[0]
     assert lm.generate(["hello", "a"], chat=True, max_new_tokens=4).prompt_token_ids[0] == ids
     with_tools = lm.generate(CHAT, tools=[{"type": "function", "function": {"name": "f"}}], max_new_tokens=1)

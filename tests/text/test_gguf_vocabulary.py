@@ -91,7 +91,17 @@ def test_smollm2_chat_equals_transformers(smollm2: Tokenizer, reference: Any) ->
         expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False)
         assert smollm2.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False) == expected
         ids = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
-        assert smollm2.apply_chat_template(messages, add_generation_prompt=prompt) == ids
+        assert smollm2.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False) == ids
+        both = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_tensors="pt")
+        ours = smollm2.apply_chat_template(messages, add_generation_prompt=prompt, return_tensors="pt")
+        assert ours.keys() == both.keys() and all(ours[name].equal(both[name]) for name in both)
+
+
+@pytest.mark.parametrize("said", ["Hello.", " Hello. ", "Hi, Hi", "a\n"])
+def test_a_last_message_is_continued_as_by_transformers(smollm2: Tokenizer, reference: Any, said: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": said}]
+    expected = reference.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    assert smollm2.apply_chat_template(messages, continue_final_message=True, tokenize=False) == expected
 
 
 def test_smollm2_is_built_quickly(smollm2_metadata: dict[str, Any]) -> None:

@@ -151,23 +151,29 @@ def test_chat_in_every_form(smollm2: Tokenizer) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     text = smollm2.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    ids = smollm2.apply_chat_template(messages, add_generation_prompt=True)
+    ids = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert ids == smollm2.encode(text)
-    tensor = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    tensor = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)
     assert tensor.tolist() == [ids]
-    both = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    assert both.attention_mask.tolist() == [[1] * len(ids)]
+    both = smollm2.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    assert both.input_ids.tolist() == [ids] and both.attention_mask.tolist() == [[1] * len(ids)]
     own = smollm2.apply_chat_template(
         messages, tokenize=False, chat_template="{{ messages[0].content }}{{ eos_token }}"
     )
     assert own == "Hi<|im_end|>"
     with pytest.raises(SettingError, match="tokenize=True"):
         smollm2.apply_chat_template(messages, tokenize=False, return_tensors="pt")
-    assert smollm2.apply_chat_template(messages, max_length=3) == smollm2.apply_chat_template(messages)[:3]
+    whole = smollm2.apply_chat_template(messages)
+    assert smollm2.apply_chat_template(messages, max_length=3).input_ids == whole.input_ids[:3]
     several = smollm2.apply_chat_template([messages, [*messages, *messages]], padding=True, return_tensors="pt")
-    assert several.shape[0] == 2 and several[1].tolist() == smollm2.apply_chat_template([*messages, *messages])
+    longer = smollm2.apply_chat_template([*messages, *messages]).input_ids
+    assert several.input_ids.shape[0] == 2 and several.input_ids[1].tolist() == longer
     with pytest.raises(InputError, match="list of messages"):
         smollm2.apply_chat_template("Hi")
+    with pytest.raises(SettingError, match="use one"):
+        smollm2.apply_chat_template(messages, continue_final_message=True, add_generation_prompt=True)
+    with pytest.raises(InputError, match="can't be continued"):
+        smollm2.apply_chat_template([{"role": "user", "content": " "}], continue_final_message=True)
 
 
 def test_named_and_missing_templates(sentencepiece: Tokenizer) -> None:
@@ -221,6 +227,7 @@ def test_cutting_keeps_special_tokens(sentencepiece: Tokenizer) -> None:
     assert fresh("the cat sat on the mat", max_length=5).input_ids == [*whole[:4], 2]
     fresh.truncation_side = "left"
     assert fresh("the cat sat on the mat", max_length=5).input_ids == [1, *whole[-4:]]
+    assert min(fresh.model_max_length, 512) == 512  # as scripts for transformers ask
     fresh.model_max_length = 4
     assert len(fresh("the cat sat on the mat", truncation=True).input_ids) == 4
     assert fresh("the", padding="max_length").attention_mask.count(1) == len(fresh.encode("the"))

@@ -224,8 +224,7 @@ class LanguageModel:
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         tokenizer = self._require_tokenizer("a chat")
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, tools=tools)
-        return list(ids)
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools, return_dict=False))
 
     def _require_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:

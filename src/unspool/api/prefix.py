@@ -142,7 +142,7 @@ def read_prefix(lm: Speaker, prompt: Any, *, chat: bool, tools: Any, settings: M
         messages = list(prompt)
         if lm.tokenizer is None:
             raise InputError(f"a chat needs a tokenizer, and {lm.name} came without one; pass token ids")
-        ids = list(lm.tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=True, tools=tools))
+        ids = list(lm.tokenizer.apply_chat_template(messages, tools=tools, return_dict=False))
     else:
         rows = lm.encode(prompt, tools=tools)
         if len(rows) != 1:

@@ -22,7 +22,6 @@ from unspool.pretrained.model import PretrainedModel
 from unspool.pretrained.quantization import read_quantization
 from unspool.small_files import read_json_object
 from unspool.text import Tokenizer
-from unspool.text.calling import read_longest
 from unspool.text.folder import MAX_CONFIG_BYTES
 from unspool.text.languages import mark_languages
 from unspool.text.special_tokens import NAMED_TOKENS
@@ -127,7 +126,7 @@ class AutoTokenizer(Auto):
         tokenizer.padding_side = applied.pop("padding_side", None) or _read_side(config, "padding_side")
         tokenizer.truncation_side = applied.pop("truncation_side", None) or _read_side(config, "truncation_side")
         longest = applied.pop("model_max_length", None)
-        tokenizer.model_max_length = read_longest(config.get("model_max_length") if longest is None else longest)
+        tokenizer.model_max_length = config.get("model_max_length") if longest is None else longest
         cleans = applied.pop("clean_up_tokenization_spaces", None)
         if cleans is not None:
             tokenizer.clean_up_tokenization_spaces = bool(cleans)

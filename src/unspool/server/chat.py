@@ -210,7 +210,7 @@ def _render(found: Found, messages: list[dict[str, Any]], target: Target) -> lis
     tools, documents = found.take("tools"), found.take("documents")
     variables = found.take("chat_template_kwargs", {})
     taken = {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "return_tensors"}
-    if taken & set(variables) or "return_dict" in variables:
+    if (taken | {"continue_final_message", "return_dict"}) & set(variables):
         raise refuse_field("chat_template_kwargs", "`chat_template_kwargs` are variables of the template's own")
     goes_on = found.take("continue_final_message", False)
     begins = found.take("add_generation_prompt", not goes_on)
@@ -242,16 +242,11 @@ def render_chat(
         messages,
         tokenize=False,
         add_generation_prompt=begins,
+        continue_final_message=goes_on,
         tools=tools,
         documents=documents,
         **dict(variables or {}),
     )
-    if goes_on:
-        last = str(messages[-1]["content"]).rstrip()
-        end = text.rfind(last) if last else -1
-        if end < 0:
-            raise InputError("the chat template does not write the last message as it is, so it can't be continued")
-        text = text[: end + len(last)]
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not ids:
         raise InputError("the chat template writes nothing for these messages; there is nothing to continue")

@@ -156,8 +156,11 @@ def fill_call(rows: list[list[int]], options: CallOptions, pad_token_id: int | N
     return encoding
 
 
+NO_LONGEST = int(1e30)  # a `model_max_length` that means no limit
+
+
 def read_longest(value: Any) -> int | None:
-    """A file's `model_max_length`; None for one that means no limit."""
+    """A `model_max_length`; None for one that means no limit."""
     return value if _is_count(value) else None
 
 

@@ -12,7 +12,7 @@ import torch
 
 from unspool.errors import InputError, SettingError
 from unspool.text.backend import refusing_damage
-from unspool.text.calling import CallOptions, Side, cut_row, fill_call, read_options
+from unspool.text.calling import NO_LONGEST, CallOptions, Side, cut_row, fill_call, read_longest, read_options
 from unspool.text.encoding import Encoding
 from unspool.text.folder import TokenizerParts, read_folder, write_folder
 from unspool.text.offsets import NO_TIMESTAMPS, PREVIOUS, STEP_SECONDS, find_offsets, require_token
@@ -56,7 +56,7 @@ class Tokenizer:
         self.padding_side: Side = "left"
         self.name_or_path = ""
         self.truncation_side: Side = "right"
-        self.model_max_length: int | None = None  # what truncation=True cuts to; None: nothing
+        self._longest: int | None = None  # what truncation=True cuts to; None: nothing
         self.special_tokens = SpecialTokens(backend, special_tokens or {})
 
     @classmethod
@@ -113,8 +113,17 @@ class Tokenizer:
 
     def _read_options(self, given: Mapping[str, Any]) -> CallOptions:
         side = given.get("padding_side")
-        own = {"truncation_side": self.truncation_side, "model_max_length": self.model_max_length}
+        own = {"truncation_side": self.truncation_side, "model_max_length": self._longest}
         return read_options(**{**given, **own, "padding_side": self.padding_side if side is None else side})
+
+    @property
+    def model_max_length(self) -> int:
+        """What truncation=True cuts to; as in transformers, a number beyond all texts if nothing is cut."""
+        return NO_LONGEST if self._longest is None else self._longest
+
+    @model_max_length.setter
+    def model_max_length(self, value: int | None) -> None:
+        self._longest = read_longest(value)
 
     def pad(self, encoded_inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]], **options: Any) -> Encoding:
         """Fill rows of ids that were encoded before to one length; options as in a call."""
@@ -302,11 +311,12 @@ class Tokenizer:
         conversation: Sequence[Any],
         *,
         add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
         tokenize: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         return_tensors: Any = None,
-        return_dict: bool = False,
+        return_dict: bool = True,
         chat_template: str | None = None,
         padding: Any = False,
         truncation: Any = None,
@@ -316,12 +326,20 @@ class Tokenizer:
         """Render the messages of a chat, or of several, with the model's chat template: ids, or text if not `tokenize`.
 
         `chat_template` is the name of one of the model's templates, or a template itself; `variables` are the
-        template's own. Ids come as a list, as a tensor of one row per chat, or with their mask if `return_dict`.
+        template's own. Ids come with their mask, as a call's do; alone, in a list or a tensor of one row per chat, with
+        `return_dict=False`. With `continue_final_message` the text ends where the last message's words do.
         """
-        from unspool.text.chat import render_chat  # brings jinja2, a tenth of a second that plain text can do without
+        from unspool.text.chat import (
+            cut_after_last_message,
+            render_chat,
+        )  # brings jinja2, a tenth of a second that plain text can do without
 
         if not isinstance(conversation, list | tuple):
             raise InputError(f"a chat is a list of messages, not a {type(conversation).__name__}")
+        if continue_final_message and add_generation_prompt:
+            raise SettingError(
+                "continue_final_message goes on with a message, and add_generation_prompt begins another; use one"
+            )
         is_batch = bool(conversation) and all(isinstance(chat, list | tuple) for chat in conversation)
         chats: Sequence[Any] = conversation if is_batch else [conversation]
         template = choose_template(self.chat_template, chat_template, has_tools=tools is not None)
@@ -337,9 +355,11 @@ class Tokenizer:
             )
             for messages in chats
         ]
+        if continue_final_message:
+            texts = [cut_after_last_message(text, messages) for text, messages in zip(texts, chats, strict=True)]
         if not tokenize:
-            if return_tensors is not None or return_dict:
-                raise SettingError("return_tensors and return_dict are for ids; leave them out, or use tokenize=True")
+            if return_tensors is not None:
+                raise SettingError("return_tensors is for ids; leave it out, or use tokenize=True")
             return texts if is_batch else texts[0]
         encoding = self(
             texts if is_batch else texts[0],

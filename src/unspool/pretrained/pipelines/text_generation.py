@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from unspool.api.core import as_model
-from unspool.errors import InputError, SettingError, excerpt
+from unspool.errors import SettingError, excerpt
 from unspool.pretrained.pipelines.base import TextPipeline, split_texts
 
 
@@ -105,25 +105,19 @@ class TextGenerationPipeline(TextPipeline):
             chat,
             tokenize=False,
             add_generation_prompt=not continues,
+            continue_final_message=continues,
             **{name: value for name, value in given.items() if value is not None},
         )
-        if not continues:
-            return text
-        last = str(chat[-1]["content"]).strip()
-        at = text.rfind(last)
-        if at < 0:
-            raise InputError("the chat template changes the last message's text, so it can't be continued")
-        return text[: at + len(last)]
+        return text
 
     def _make_room(self, encoding: Any, settings: Mapping[str, Any]) -> None:
         """Cut prompts on the left, so that the new tokens fit into the model's context."""
         own = getattr(self.model.generation_config, "max_new_tokens", None)
         new = settings.get("max_new_tokens") or own or self.default_settings["max_new_tokens"]
-        longest = self.tokenizer.model_max_length
-        context = as_model(self.model).info.max_context
-        limit = min([one for one in (longest, context) if one is not None], default=None)
+        longest, context = self.tokenizer.model_max_length, as_model(self.model).info.max_context
+        limit = longest if context is None else min(longest, context)
         width = encoding["input_ids"].shape[1]
-        if limit is None or width + new <= limit:
+        if width + new <= limit:
             return
         if limit <= new:
             raise SettingError(f"max_new_tokens={new} leaves no room for a prompt in a context of {limit} tokens")

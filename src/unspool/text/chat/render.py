@@ -60,6 +60,22 @@ def render_chat(
         raise InputError(f"the chat template failed: {reason}") from error
 
 
+def cut_after_last_message(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A conversation's text up to where its last message's words end, so that a model goes on with that message.
+
+    Spaces around the words stay as the template wrote them before them; those behind stay if it kept them.
+    """
+    content = messages[-1].get("content") if messages and isinstance(messages[-1], Mapping) else None
+    words = content.strip() if isinstance(content, str) else ""
+    place = text.rfind(words) if words else -1
+    if place < 0:
+        raise InputError(
+            "the last message can't be continued: it has no text, or the chat template does not write its text as it is"
+        )
+    whole = str(content).lstrip()
+    return text[: place + len(whole if text.startswith(whole, place) else words)]
+
+
 def _list_parts(message: Mapping[str, Any]) -> list[str]:
     """The types of a message's parts; none if its content is a text."""
     content = message.get("content")
