@@ -11,12 +11,10 @@ import statistics
 from typing import Any
 
 import torch
-from gpu_step import make_config, make_weights
+from gpu_step import make_model
 
 from unspool.kernels.gpu.attention import step_attention as attention
 from unspool.kernels.gpu.attention.step_tilings import AttentionTiling
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 
 @torch.inference_mode()
@@ -57,9 +55,7 @@ def main() -> None:
     parser.add_argument("--warps", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 3])
     arguments = parser.parse_args()
-    config, device = make_config(arguments.shape), torch.device("cuda")
-    source = MemorySource(make_weights(config))
-    model = build_model(config, source, is_gguf=False, device=device, dtype=torch.bfloat16, packing=arguments.packing)
+    model = make_model(arguments.shape, arguments.packing)
     choose = attention.choose_tiling
     print("block chunk programs warps stages |", " ".join(f"{context:>8}" for context in arguments.contexts))
     print(f"{'as built in':33s} |", " ".join(f"{t:8.0f}" for t in time_pass(model, arguments.rows, arguments.contexts)))

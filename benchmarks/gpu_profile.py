@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
+from gpu_step import make_model  # benchmarks/gpu_step.py
 
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 from unspool.protocols import Forward, Want
 
 
@@ -119,15 +117,7 @@ def main() -> None:
     parser.add_argument("--quantize", choices=["int8", "int4", "fp8"], help="weights of so many bits")
     options = parser.parse_args()
     batch, context = map(int, options.run.split("x"))
-    config = make_config(options.shape)
-    model = build_model(
-        config,
-        MemorySource(make_weights(config)),
-        is_gguf=False,
-        device=torch.device("cuda"),
-        dtype=torch.bfloat16,
-        packing=options.quantize,
-    )
+    model = make_model(options.shape, options.quantize)
     print(options.shape, end=" ")
     profile_step(model, batch, context, options.new)
 

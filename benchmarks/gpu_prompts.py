@@ -13,10 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
-
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
+from gpu_step import make_config, make_model  # benchmarks/gpu_step.py
 
 
 def time_passes(run: Callable[[], object], rounds: int) -> float:
@@ -70,14 +67,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     config = make_config(options.shape)
-    model = build_model(
-        config,
-        MemorySource(make_weights(config)),
-        is_gguf=False,
-        device=torch.device("cuda"),
-        dtype=torch.bfloat16,
-        packing=options.quantize,
-    )
+    model = make_model(options.shape, options.quantize)
     peak = measure_peak()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, peak {peak / 1e12:.0f} TFLOP/s", flush=True)
     for run in options.runs:

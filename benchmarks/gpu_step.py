@@ -72,6 +72,13 @@ def make_weights(
     return weights
 
 
+def make_model(shape: str, packing: str | None = None) -> Any:
+    """A Llama of the given size with random weights on the GPU, in bfloat16 or packed."""
+    config, device = make_config(shape), torch.device("cuda")
+    source = MemorySource(make_weights(config))
+    return build_model(config, source, is_gguf=False, device=device, dtype=torch.bfloat16, packing=packing)
+
+
 def measure(function: Any, repeats: int = 30) -> float:
     """The median of a call's milliseconds on the device."""
     times = []

@@ -18,15 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_step import COMMON, SAMPLING, make_config, make_weights, measure, time_step  # benchmarks/gpu_step.py
+from gpu_step import COMMON, SAMPLING, make_model, measure, time_step  # benchmarks/gpu_step.py
 
 import unspool
 from unspool.decoding.randomness import Uniforms, draw_uniform
 from unspool.decoding.select import draw, draw_plainly, take_likeliest
 from unspool.decoding.tails import draw_by_kernels, draw_by_operators
 from unspool.logits.fused import split_tail
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 REPEATS = 20  # of a tail in one graph
 
@@ -129,12 +127,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "beams, penalty": {"num_beams": 4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
     "beam samples": {"num_beams": 4, **DRAWN, "top_k": 50},
 }
-
-
-def make_model(shape: str) -> Any:
-    """A shape of Llama's with random weights."""
-    config, device = make_config(shape), torch.device("cuda")
-    return build_model(config, MemorySource(make_weights(config)), is_gguf=False, device=device, dtype=torch.bfloat16)
 
 
 def count_step(model: Any, title: str, run: str, names: list[str], profiled: list[str], rounds: int) -> None:

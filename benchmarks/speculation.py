@@ -98,15 +98,9 @@ def print_ways(lines: list[dict[str, Any]]) -> None:
 @torch.no_grad()
 def compare_checks(options: argparse.Namespace) -> list[dict[str, Any]]:
     """What checking costs on a GPU, beside a plain step: a line for every batch and length."""
-    from gpu_step import make_config, make_weights, measure  # benchmarks/gpu_step.py: the same shapes and clock
+    from gpu_step import make_model, measure  # benchmarks/gpu_step.py: the same shapes and clock
 
-    from unspool.models.registry import build_model
-    from unspool.models.weights import MemorySource
-
-    config = make_config(options.shape)
-    device = torch.device("cuda")
-    source = MemorySource(make_weights(config))
-    model = build_model(config, source, is_gguf=False, device=device, dtype=torch.bfloat16)
+    model = make_model(options.shape)
     lines = []
     for batch in options.batches:
         room = options.context + max(options.drafts) + 1
