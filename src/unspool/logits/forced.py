@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels.sending import send
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import RowValues, TokenIds, as_positive_integer
 
@@ -130,9 +131,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
                 raise SettingError(f"`prefix_allowed_tokens_fn` returned ids outside the vocabulary of {vocab} tokens.")
             mask[place, tokens.long()] = 0
         allowed_scores = scores + mask
-        owners = torch.tensor(
-            prompts, device=scores.device
-        )  # a group of beams has fewer than `num_beams` of a prompt's
+        owners = send(prompts, scores.device)  # a group of beams has fewer than `num_beams` of a prompt's
         goes_on = ~allowed_scores.amax(dim=-1).isneginf()
         num_left = owners.new_zeros(max(prompts, default=0) + 1).index_add_(0, owners, goes_on.long())
         return torch.where((num_left[owners] == 0)[:, None], mask, allowed_scores)
