@@ -148,6 +148,7 @@ def measure(asks: dict[str, Ask], arguments: argparse.Namespace) -> dict[str, di
         for _ in range(arguments.rounds):
             requests = max(arguments.requests, streams)
             for name, ask in asks.items():
+                time.sleep(arguments.pause)
                 made = run_round(ask, streams, requests, arguments.words, arguments.new_tokens, place)
                 rounds[name].append(asyncio.run(made))
             place += requests
@@ -204,6 +205,9 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=48)
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--pause", type=float, default=3.0, help="Seconds between rounds: threads of the one before may go on spinning."
+    )
     parser.add_argument("--may-end", nargs="*", default=[], metavar="NAME", help="Peers that know no `ignore_eos`.")
     parser.add_argument("--no-engine", action="store_true", help="Measure servers alone.")
     parser.add_argument(

@@ -48,6 +48,7 @@ class ModelInfo:
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
     source_vocab_size: int | None = None  # of an encoder, if it differs from `vocab_size`
+    embedding_size: int | None = None  # numbers to a token's embedding, if it differs from `hidden_size`
     longest_source: int | None = None  # positions that an encoder reads at most; None if there is no bound
     features: FeatureShape | None = None  # what its encoder reads instead of tokens; None: it reads tokens
     why_single: str = ""  # why it reads one token a pass behind its prompt, and no drafts; empty: it reads any number

@@ -125,7 +125,7 @@ def _read_embeds(model: Model, inputs: Inputs) -> Prompts:
     info = model.info
     if "inputs_embeds" not in info.can:
         raise UnsupportedError(f"a {info.family} model can't read inputs_embeds; pass input_ids")
-    embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
+    embeds = _check_embeds(inputs.inputs_embeds, _find_width(info), "inputs_embeds").to(model.device)
     rows, width = embeds.shape[:2]
     lengths, order = read_layout(inputs.attention_mask, (rows, width))
     embeds = put_in_order(embeds, order)
@@ -148,12 +148,17 @@ def _read_embeds(model: Model, inputs: Inputs) -> Prompts:
     )
 
 
-def _check_embeds(embeds: Any, info: ModelInfo, name: str) -> torch.Tensor:
+def _find_width(info: ModelInfo) -> int:
+    """How many numbers the embedding of a token has."""
+    return info.embedding_size or info.hidden_size
+
+
+def _check_embeds(embeds: Any, width: int, name: str) -> torch.Tensor:
     if not isinstance(embeds, torch.Tensor) or embeds.dim() != 3 or not embeds.is_floating_point():
-        raise InputError(f"{name} must be a floating-point tensor of the shape (rows, length, {info.hidden_size})")
-    if embeds.shape[2] != info.hidden_size or 0 in embeds.shape:
+        raise InputError(f"{name} must be a floating-point tensor of the shape (rows, length, {width})")
+    if embeds.shape[2] != width or 0 in embeds.shape:
         raise InputError(
-            f"{name} has the shape {tuple(embeds.shape)} and the model's width is {info.hidden_size}; "
+            f"{name} has the shape {tuple(embeds.shape)} and the model's width is {width}; "
             "use the embeddings of this model"
         )
     if not bool(torch.isfinite(embeds).all()):
@@ -198,7 +203,7 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
         given = inputs.encoder_outputs
         if not isinstance(given, torch.Tensor):
             given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
-        states = _check_embeds(given, info, "encoder_outputs").to(model.device)
+        states = _check_embeds(given, info.hidden_size, "encoder_outputs").to(model.device)
         states, lengths = pack_source(states, inputs.attention_mask)
         return EncoderInput(None, lengths, encoded=Encoded(states, lengths))
     if info.features is not None:
@@ -206,7 +211,7 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
             f"a {info.family} model reads sound: give input_features, encoder_outputs, or audio to lm.transcribe()"
         )
     if inputs.inputs_embeds is not None:
-        embeds = _check_embeds(inputs.inputs_embeds, info, "inputs_embeds").to(model.device)
+        embeds = _check_embeds(inputs.inputs_embeds, _find_width(info), "inputs_embeds").to(model.device)
         embeds, lengths = pack_source(embeds, inputs.attention_mask)
         _check_longest(lengths, info)
         return EncoderInput(None, lengths, embeds=embeds)

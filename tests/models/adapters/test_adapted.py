@@ -16,7 +16,7 @@ from tests.models.adapters.tiny import make, make_inputs, make_once
 import unspool
 from unspool.api.core import as_model
 from unspool.cache import KINDS, DynamicCache, SinkCache
-from unspool.errors import SettingError, UnsupportedError
+from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.protocols import Want
 
@@ -235,6 +235,27 @@ def test_embeddings_are_read_as_their_tokens() -> None:
     embeds = model.get_input_embeddings()(inputs["input_ids"]).detach()
     found = unspool.generate(model, inputs_embeds=embeds, attention_mask=inputs["attention_mask"], **NEW)
     assert torch.equal(found, unspool.generate(model, **inputs, **NEW)[:, 12:])
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_embeddings_may_be_narrower_than_hidden_states(native: bool) -> None:
+    sizes = {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 40,
+    }
+    config = transformers.OPTConfig(vocab_size=160, max_position_embeddings=64, do_layer_norm_before=False, **sizes)
+    torch.manual_seed(5)
+    model, inputs = transformers.OPTForCausalLM(config).eval(), draw_inputs()
+    mask = inputs["attention_mask"]
+    embeds = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    found = unspool.generate(model, inputs_embeds=embeds, attention_mask=mask, native=native, **NEW)
+    assert torch.equal(found, unspool.generate(model, **inputs, native=native, **NEW)[:, 22:])
+    assert torch.equal(found, model.generate(inputs_embeds=embeds, attention_mask=mask, do_sample=False, **NEW))
+    with pytest.raises(InputError, match="the model's width is 16"):
+        unspool.generate(model, inputs_embeds=torch.zeros(1, 3, 32), native=native, **NEW)
 
 
 def test_attention_weights_of_a_model_that_tells_none() -> None:

@@ -141,6 +141,7 @@ def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
         "family": str(getattr(config, "model_type", "unknown")),
         "vocab_size": _find_vocabulary(model, config),
         "hidden_size": _find_number(config, ("hidden_size", "d_model", "n_embd", "dim"), 1),
+        "embedding_size": _find_embedding_size(model),
         "has_tied_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
         "bos_token_id": _read_id(config, "bos_token_id"),
         "eos_token_id": _read_ids(config, "eos_token_id"),
@@ -149,6 +150,15 @@ def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
         # ProphetNet predicts several tokens ahead, from one at a time.
         "why_single": f"{type(model).__name__} reads one token at a time" if hasattr(config, "ngram") else "",
     }
+
+
+def _find_embedding_size(model: Any) -> int | None:
+    """How many numbers a token's embedding has; None if the model has no one table of them."""
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return table.embedding_dim if isinstance(table, nn.Embedding) else None
 
 
 def _find_vocabulary(model: Any, config: Any) -> int:

@@ -162,6 +162,7 @@ class DecoderSpec:
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
+            embedding_size=self.embedding_size,
             max_context=self.max_context,
             window=self.window,
             layer_kinds=tuple(self.kind_of(i) for i in range(self.num_layers)),
