@@ -11,6 +11,7 @@ import torch
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
+from unspool.wording import about
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,11 @@ class Build:
         for token in _flatten(value):
             if not 0 <= token < self.context.vocab_size:
                 raise SettingError(
-                    f"`{name}` names the token {token}, outside the model's vocabulary of "
-                    f"{self.context.vocab_size} tokens; use ids from 0 to {self.context.vocab_size - 1}"
+                    about(
+                        name,
+                        f"names the token {token}, outside the model's vocabulary of "
+                        f"{self.context.vocab_size} tokens; use ids from 0 to {self.context.vocab_size - 1}",
+                    )
                 )
         return value
 
