@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unspool.config import GenerationConfig
+from unspool.config import PARAMETERS, GenerationConfig
 from unspool.errors import ContextError, SettingError
 from unspool.plan.origins import SPOKEN, Origin
 from unspool.plan.prompt_shape import PromptShape
@@ -20,7 +20,6 @@ def decide_length(
     counts_new = settings.max_new_tokens is not None and (
         rank["max_new_tokens"] >= rank["max_length"] or settings.max_length is None
     )
-    hidden = shape.longest if shape.has_embeds and shape.width == 0 else 0  # positions that no column stands for
     limits = []
     if counts_new:
         limits.append(shape.width + int(settings.max_new_tokens))
@@ -28,7 +27,7 @@ def decide_length(
         not counts_new or (rank["max_length"] == rank["max_new_tokens"] and rank["max_length"] > 0)
     ):
         # What nobody set counts new tokens, however long the prompt is.
-        limits.append(int(settings.max_length) + (shape.width if not rank["max_length"] else -hidden))
+        limits.append(int(settings.max_length) + (shape.width if not rank["max_length"] else -shape.hidden))
     if not limits:
         raise SettingError(word("neither {max_length} nor {max_new_tokens} is set; a generation needs an end"))
     longest = min(limits)
@@ -82,15 +81,18 @@ def _fit_context(
     return shape.width + room
 
 
-def check_reachable(settings: GenerationConfig, origins: Mapping[str, Origin], width: int, max_length: int) -> None:
+def check_reachable(
+    settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, max_length: int
+) -> None:
     """Refuse a place that the caller names and no row gets to; what a model's file says of longer texts may stay."""
+    width = shape.width
     for name, most, counted in (
         ("min_new_tokens", max_length - width, "new tokens"),
-        ("min_length", max_length, "tokens, prompt included"),
+        ("min_length", max_length + shape.hidden, "tokens, prompt included"),
     ):
-        value = getattr(settings, name)
-        if name == "min_length" and settings.min_new_tokens:  # which overrides it
+        if PARAMETERS[name].is_overridden(settings):
             continue
+        value = getattr(settings, name)
         fewest = max(value) if isinstance(value, (list, tuple)) else value or 0
         if fewest > most and origins[name] in ("config", "call"):
             raise SettingError(
