@@ -226,8 +226,8 @@ def _check_tags(parameter: Parameter, value: Any) -> None:
         raise _refuse(parameter, value, "a dict with `triggers` and `structures`")
 
 
-def _accept(parameter: Parameter, value: Any) -> None:  # noqa: ARG001 - objects are checked by `rules`
-    return
+def _accept(_: Parameter, __: Any) -> None:
+    """Objects are checked by `rules`."""
 
 
 _CHECKS: dict[Kind, Callable[[Parameter, Any], None]] = {

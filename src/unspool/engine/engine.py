@@ -107,7 +107,7 @@ class Engine:
         limits = Limits(rows, num_blocks, tokens, waiting)
         self._driver = Driver(model, limits, self._memory)
         self._numbers = itertools.count()
-        self._stream = torch.cuda.Stream(model.device) if is_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(model.device) if is_gpu else None
 
     # --- requests ------------------------------------------------------------------------------------------
     def submit(

@@ -119,7 +119,7 @@ class Runway:
         if not self._spare or self._spare[-1][0].shape[0] < count:
             self._spare = []
             room = 1 << (count - 1).bit_length()
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+            event = torch.cuda.Event()
             memory = torch.empty(room, dtype=tokens.dtype, pin_memory=True)
             self._spare.append((memory, memory, event))
         host, part, event = self._spare.pop()

@@ -98,7 +98,7 @@ def _make_schema_source(setting: str, text: str) -> GrammarSource:
     return GrammarSource(setting, grammar, text, is_simple)
 
 
-def _read_object(value: Any) -> GrammarSource:  # noqa: ARG001 - it is on
+def _read_object(_: Any) -> GrammarSource:
     return _make_schema_source("json_object", '{"type": "object"}')
 
 

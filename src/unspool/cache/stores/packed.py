@@ -35,6 +35,8 @@ _WINDOW_SHARE: Final = 4  # a window has room for this part of itself more, so t
 class PackedStore(Store):
     """Layers that pack what is no longer recent; those with a window let go of blocks that are out of view."""
 
+    is_trying: bool = False
+
     def __init__(
         self,
         config: QuantizedCacheConfig,
@@ -151,7 +153,7 @@ class PackedStore(Store):
         self._pass = PassView(view, near, span.positions - counts[:, None] if is_whole else None)
 
     @property
-    def sees_by_position(self) -> bool:  # type: ignore[override]  # it depends on the pass
+    def sees_by_position(self) -> bool:
         return self._pass is not None
 
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[Any, Any]:

@@ -53,7 +53,7 @@ def _read_slots(ROOM, at, STEP: tl.constexpr, COUNT: tl.constexpr, IS_SHARED: tl
     """The words of the slots from `at` on, before anything is written that might have to wait for them."""
     words = ()
     for slot in tl.static_range(COUNT):
-        words += (_read(ROOM, at + 32 * slot * STEP, IS_SHARED),)  # type: ignore[assignment]
+        words += (_read(ROOM, at + 32 * slot * STEP, IS_SHARED),)
     return words
 
 
