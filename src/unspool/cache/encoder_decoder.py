@@ -41,7 +41,7 @@ class EncoderDecoderCache(PairSurface):
 
     @property  # type: ignore[misc]  # type(pair) is the class
     def __class__(self) -> type:
-        """What isinstance() asks beside the type: transformers' models tell the two parts apart for pairs of theirs."""
+        """What isinstance() asks beside the type: transformers' models look for two parts in pairs of theirs alone."""
         theirs = sys.modules.get("transformers.cache_utils")
         return EncoderDecoderCache if theirs is None else getattr(theirs, "EncoderDecoderCache", EncoderDecoderCache)
 

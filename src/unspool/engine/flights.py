@@ -94,13 +94,15 @@ class Flight:
     edges: list[int]
     arrived: Any = None
     memory: torch.Tensor | None = None  # the pinned memory
-    told: list[tuple[list[int], PendingLogprobs]] = field(default_factory=list)  # of the rows at these places
+    reported: list[tuple[list[int], PendingLogprobs]] = field(default_factory=list)  # of the rows at these places
 
     def land(self) -> Landed:
         """The tokens, once they are there."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        logprobs = {place: one for places, told in self.told for place, one in zip(places, told.read(), strict=True)}
+        logprobs = {
+            place: one for places, found in self.reported for place, one in zip(places, found.read(), strict=True)
+        }
         return Landed(self.lineup, self.tokens.tolist(), self.edges, logprobs)
 
 

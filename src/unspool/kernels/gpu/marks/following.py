@@ -145,7 +145,7 @@ def is_first(
 
 @lru_cache(maxsize=16)
 def list_divisors(count: int, num_first: int, device: torch.device) -> torch.Tensor:
-    """What tells of most words that they are not divisible by count - place, for places in whole chunks: int64.
+    """What shows of most words that they are not divisible by count - place, for places in whole chunks: int64.
 
     The low half is multiplied with a word; if that is divisible, the product is no larger than the high half. Either
     the low half is the inverse of the divisor's odd part, which makes multiples small; or, if the divisor has many
