@@ -21,10 +21,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from gpu_step import make_model  # benchmarks/gpu_step.py
 
 from unspool.cache import KINDS, Cache, PagedCache
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "kv": 2}
 SMALL = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 9, "kv": 3}
@@ -80,42 +79,16 @@ def _config(sizes: dict[str, int], context: int, windowed: bool) -> dict[str, An
         "architectures": [f"{name}ForCausalLM"],
         "vocab_size": 1024,
         "max_position_embeddings": context + 256,
+        "tie_word_embeddings": False,
     }
     return {**config, "sliding_window": WINDOW} if windowed else config
-
-
-def _weights(sizes: dict[str, int], dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
-    hidden, ffn = sizes["hidden_size"], sizes["intermediate_size"]
-    width = hidden // sizes["num_attention_heads"]
-    generator = torch.Generator(device).manual_seed(0)
-
-    def make(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device, dtype=dtype) * 0.02
-
-    weights = {"model.embed_tokens.weight": make(1024, hidden), "lm_head.weight": make(1024, hidden)}
-    weights["model.norm.weight"] = torch.ones(hidden, dtype=dtype, device=device)
-    for layer in range(sizes["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        weights[at + "input_layernorm.weight"] = torch.ones(hidden, dtype=dtype, device=device)
-        weights[at + "post_attention_layernorm.weight"] = torch.ones(hidden, dtype=dtype, device=device)
-        for name, shape in {
-            "self_attn.q_proj": (hidden, hidden),
-            "self_attn.k_proj": (sizes["kv"] * width, hidden),
-            "self_attn.v_proj": (sizes["kv"] * width, hidden),
-            "self_attn.o_proj": (hidden, hidden),
-            "mlp.gate_proj": (ffn, hidden),
-            "mlp.up_proj": (ffn, hidden),
-            "mlp.down_proj": (hidden, ffn),
-        }.items():
-            weights[f"{at}{name}.weight"] = make(*shape)
-    return weights
 
 
 @lru_cache(maxsize=2)
 def _build_ours(windowed: bool, is_tiny: bool, longest: int, dtype: torch.dtype, device: str) -> Any:
     sizes = TINY if is_tiny else LARGE if device.startswith("cuda") else SMALL
-    source = MemorySource(_weights(sizes, dtype, device))
-    return build_model(_config(sizes, longest, windowed), source).to(device, dtype)
+    torch.manual_seed(0)
+    return make_model(_config(sizes, longest, windowed), device=device, dtype=dtype)
 
 
 def _measure_ours(

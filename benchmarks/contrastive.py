@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
+from gpu_step import make_config, make_model  # benchmarks/gpu_step.py
 
 import unspool
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 
 class Reference:
@@ -78,9 +76,7 @@ def load_models(options: argparse.Namespace) -> list[tuple[str, Any, dict[str, A
         model = unspool.load("smollm2-135m", quantize=None).model
         found.append(("SmolLM2-135M, float32, CPU", model, {name: getattr(model.config, name) for name in names}))
     if "cuda" in options.devices and torch.cuda.is_available():
-        config = make_config("1B")
-        source = MemorySource(make_weights(config))
-        model = build_model(config, source, is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16)
+        config, model = make_config("1B"), make_model("1B")
         shape = {name: config[name] for name in names}
         found.append((f"1B shape, bfloat16, {torch.cuda.get_device_name()}", model, shape))
     return found

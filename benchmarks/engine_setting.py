@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
+from gpu_step import build_native, make_config, make_weights  # benchmarks/gpu_step.py
 
 import unspool
 from unspool.api import LanguageModel
 from unspool.loading.model import LoadedParts
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 COMMON = {"eos_token_id": None, "pad_token_id": 0}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -111,9 +109,7 @@ def make_settings(options: argparse.Namespace) -> list[tuple[Setting, Any]]:
             config["num_key_value_heads"] = 2
         dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
         weights = make_weights(config, options.device, dtype)
-        model = build_model(
-            config, MemorySource(weights), is_gguf=False, device=torch.device(options.device), dtype=dtype
-        )
+        model = build_native(config, weights, options.device, dtype)
         lm = LanguageModel(LoadedParts(shape, Path(), model, None, unspool.GenerationConfig()))
         settings.append((Setting(lm, options, shape), (config, weights)))
     return settings

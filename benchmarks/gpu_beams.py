@@ -13,11 +13,9 @@ from collections.abc import Callable
 
 import torch
 from floor import run_forwards  # benchmarks/floor.py
-from gpu_step import make_config, make_reference, make_weights  # benchmarks/gpu_step.py
+from gpu_step import build_native, make_config, make_reference, make_weights  # benchmarks/gpu_step.py
 
 import unspool
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 
 def measure(runs: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -58,9 +56,7 @@ def main() -> None:
     )
     for shape in options.shapes:
         config, weights = make_config(shape), make_weights(make_config(shape))
-        model = build_model(
-            config, MemorySource(weights), is_gguf=False, device=torch.device("cuda"), dtype=torch.bfloat16
-        )
+        model = build_native(config, weights)
         reference = make_reference(config, weights)
         for run in options.runs:
             batch, prompt = map(int, run.split("x"))

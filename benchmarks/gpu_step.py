@@ -72,11 +72,27 @@ def make_weights(
     return weights
 
 
-def make_model(shape: str, packing: str | None = None) -> Any:
-    """A Llama of the given size with random weights on the GPU, in bfloat16 or packed."""
-    config, device = make_config(shape), torch.device("cuda")
-    source = MemorySource(make_weights(config))
-    return build_model(config, source, is_gguf=False, device=device, dtype=torch.bfloat16, packing=packing)
+def build_native(
+    config: dict[str, Any],
+    weights: dict[str, torch.Tensor],
+    device: str = "cuda",
+    dtype: torch.dtype = torch.bfloat16,
+    packing: str | None = None,
+) -> Any:
+    """The native model of a config over these weights."""
+    source = MemorySource(weights)
+    return build_model(config, source, is_gguf=False, device=torch.device(device), dtype=dtype, packing=packing)
+
+
+def make_model(
+    shape: str | dict[str, Any],
+    packing: str | None = None,
+    device: str = "cuda",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Any:
+    """A Llama of the given size, or of a config, with random weights."""
+    config = make_config(shape) if isinstance(shape, str) else shape
+    return build_native(config, make_weights(config, device, dtype), device, dtype, packing)
 
 
 def measure(function: Any, repeats: int = 30) -> float:
@@ -160,14 +176,7 @@ def main() -> None:
     for shape in options.shapes:
         config = make_config(shape)
         weights = make_weights(config)
-        model = build_model(
-            config,
-            MemorySource(weights),
-            is_gguf=False,
-            device=torch.device("cuda"),
-            dtype=torch.bfloat16,
-            packing=options.quantize,
-        )
+        model = build_native(config, weights, packing=options.quantize)
         reference = make_reference(config, weights) if options.peer or options.compiled else None
         read = model.weights_bytes
         if not config["tie_word_embeddings"]:

@@ -15,11 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_step import SHAPES, make_config, make_reference, make_weights
+from gpu_step import SHAPES, build_native, make_config, make_reference, make_weights
 
 import unspool
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 SMALL = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
 COMMON = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 1, "do_sample": False}
@@ -108,7 +106,7 @@ def main() -> None:
     for shape in options.shapes:
         config = describe(shape)
         weights = make_weights(config, options.device, dtype)
-        model = build_model(config, MemorySource(weights)).to(options.device, dtype)
+        model = build_native(config, weights, options.device, dtype)
         reference = make_reference(config, weights) if options.peer else None
         for run in options.runs:
             lengths = read_lengths(run)

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_step import make_weights  # benchmarks/gpu_step.py
+from gpu_step import make_model  # benchmarks/gpu_step.py
 
 from unspool.api.starting import start
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
 
 SMOLLM2 = {
     "vocab_size": 49_152,
@@ -114,13 +112,7 @@ def main() -> None:
     config = TINY if options.tiny else ONE_BILLION if options.device == "cuda" else SMOLLM2
     dtype = getattr(torch, options.dtype)
     described = {**config, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    model = build_model(
-        described,
-        MemorySource(make_weights(config, options.device, dtype)),
-        is_gguf=False,
-        device=torch.device(options.device),
-        dtype=dtype,
-    )
+    model = make_model(described, device=options.device, dtype=dtype)
     ids = torch.randint(3, 500, (1, options.prompt), generator=torch.Generator().manual_seed(0)).to(options.device)
     methods = list_methods(ids)
     times: dict[str, list[float]] = {name: [] for name in methods}

@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 
 import torch
+from gpu_step import make_model  # benchmarks/gpu_step.py
 
 import unspool
-from cache import TINY, _config, _weights
-from unspool.models.registry import build_model
-from unspool.models.weights import MemorySource
+from cache import TINY, _config
 
 
 def main() -> None:
@@ -27,7 +26,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1024)
     arguments = parser.parse_args()
     config = _config(TINY, 2048, windowed=False)
-    model = build_model(config, MemorySource(_weights(TINY, torch.float32, "cpu")))
+    model = make_model(config, device="cpu", dtype=torch.float32)
     cache = unspool.SinkCache(arguments.window, 4)
     print(f"{'tokens':>8} {'cache KiB':>10} {'program MiB':>12} {'tokens/s':>9}")
     started = time.perf_counter()

@@ -155,17 +155,13 @@ def measure_forced(lm: Any, rounds: int) -> None:
 
 def load_shape(shape: str, tokenizer: Path) -> Any:
     """A Llama of random weights in bfloat16, with a tokenizer that has fewer tokens."""
-    from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
+    from gpu_step import make_model  # benchmarks/gpu_step.py
 
     from unspool.api import LanguageModel
     from unspool.loading.model import LoadedParts
-    from unspool.models.registry import build_model
-    from unspool.models.weights import MemorySource
     from unspool.text import Tokenizer
 
-    config = make_config(shape)
-    source = MemorySource(make_weights(config))
-    model = build_model(config, source, is_gguf=False, device="cuda", dtype=torch.bfloat16)
+    model = make_model(shape)
     defaults = unspool.GenerationConfig(eos_token_id=2, pad_token_id=0)
     return LanguageModel(LoadedParts(shape, Path(), model, Tokenizer.from_folder(tokenizer), defaults))
 

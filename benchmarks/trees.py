@@ -65,15 +65,10 @@ def _load(shape: str, device: str) -> Any:
     if shape == "default":
         return unspool.load("smollm2-135m").model
     sys.path.insert(0, str(Path(__file__).parent))
-    from gpu_step import make_config, make_weights
+    from gpu_step import make_model
 
-    from unspool.models.registry import build_model
-    from unspool.models.weights import MemorySource
-
-    config = make_config(shape)
     torch.manual_seed(0)
-    weights = make_weights(config, device)
-    return build_model(config, MemorySource(weights), device=torch.device(device), dtype=torch.bfloat16)
+    return make_model(shape, device=device)
 
 
 def _time(model: Any, name: str, rows: int, prompt: int, few: int, many: int, device: str) -> float:

@@ -119,18 +119,14 @@ def load_model(device: str, shape: str, layers: int | None = None) -> Any:
     """The default model, or one of random weights in the 8B shape, in 4 bits on a CPU."""
     if shape != "8b":
         return unspool.load("smollm2-135m", device=device).model
-    from gpu_step import make_config, make_weights  # benchmarks/gpu_step.py
-
-    from unspool.models.registry import build_model
-    from unspool.models.weights import MemorySource
+    from gpu_step import build_native, make_config, make_weights  # benchmarks/gpu_step.py
 
     config = make_config("8B")
     config["num_hidden_layers"] = layers or config["num_hidden_layers"]
-    weights = MemorySource(make_weights(config, device))
-    settings: dict[str, Any] = {"device": torch.device(device), "dtype": torch.bfloat16}
+    weights = make_weights(config, device)
     if device == "cpu":
-        settings |= {"dtype": torch.float32, "packing": "int4"}
-    return build_model(config, weights, is_gguf=False, **settings)
+        return build_native(config, weights, device, torch.float32, "int4")
+    return build_native(config, weights, device)
 
 
 def measure_steps(device: str, shape: str, rows: int, repeats: int) -> dict[str, float]:

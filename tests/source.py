@@ -20,7 +20,6 @@ class Import:
 
     module: str
     names: tuple[str, ...] = ()
-    is_for_types: bool = False
 
 
 @lru_cache
@@ -43,16 +42,14 @@ def read_imports() -> dict[str, list[Import]]:
     return {path: list(find_imports(tree.body)) for path, tree in parse_files("")}
 
 
-def find_imports(body: list[ast.stmt], *, for_types: bool = False) -> Iterator[Import]:
+def find_imports(body: list[ast.stmt]) -> Iterator[Import]:
     """The imports among statements and the statements inside them."""
     for node in body:
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, is_for_types=for_types) for alias in node.names)
+            yield from (Import(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.module and not node.level:
-                yield Import(node.module, tuple(alias.name for alias in node.names), for_types)
+                yield Import(node.module, tuple(alias.name for alias in node.names))
         else:
-            of_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-            yield from find_imports(getattr(node, "body", []), for_types=for_types or of_types)
-            for part in ("orelse", "finalbody", "handlers", "cases"):
-                yield from find_imports(getattr(node, part, []), for_types=for_types)
+            for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+                yield from find_imports(getattr(node, part, []))

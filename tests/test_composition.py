@@ -155,7 +155,7 @@ def test_the_negative_prompt_must_fit_the_context() -> None:
     model = FakeModel(max_context=10)
     long = pad_left([[4] * 8])["input_ids"]
     settings = {"guidance_scale": 2.0, "negative_prompt_ids": long}
-    with pytest.raises(UnspoolError, match=r"after a negative prompt of 8, and the model's context ends at 10.*=2 fit"):
+    with pytest.raises(UnspoolError, match=r"a negative prompt of 8, and the model's context ends at 10.*=2` fit"):
         generate(model, PROMPT, **settings, max_new_tokens=3)
     assert model.num_passes == 0
     assert generate(model, PROMPT, **settings).shape == (2, 4)  # a default is cut

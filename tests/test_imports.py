@@ -1,4 +1,4 @@
-"""No file of unspool imports itself by way of others."""
+"""No file of unspool imports itself by way of others, be it for types alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.source import Import, read_imports
 
 
 def list_imports() -> dict[str, set[str]]:
-    """Every module of the package and the modules of it that it imports, inside functions too, but not for types."""
+    """Every module of the package and the modules of it that it imports, inside functions and for types too."""
     modules = {_name(path): found for path, found in read_imports().items()}
     return {name: _read_modules(found, modules) - {name} for name, found in modules.items()}
 
@@ -22,9 +22,8 @@ def _name(path: str) -> str:
 def _read_modules(imports: list[Import], modules: Collection[str]) -> set[str]:
     found: set[str] = set()
     for one in imports:
-        if not one.is_for_types:
-            wholes = [f"{one.module}.{name}" for name in one.names] or [one.module]
-            found |= {whole if whole in modules else one.module for whole in wholes}
+        wholes = [f"{one.module}.{name}" for name in one.names] or [one.module]
+        found |= {whole if whole in modules else one.module for whole in wholes}
     return {name for name in found if name in modules}
 
 

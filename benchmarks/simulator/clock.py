@@ -84,7 +84,7 @@ class Simulation:
         had = self.replicas[which].fail(now)
         self.book.retried += len(had)
         for number in had:
-            self.book.firsts.pop(number, None)  # the client is told of an error, or of nothing yet: it asks again
+            self.book.firsts.pop(number, None)  # the client gets an error, or nothing yet: it asks again
             self._route(number, now)
         self._push(now + self._repair, "repair", which)
 

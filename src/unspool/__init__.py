@@ -51,6 +51,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "decoding.transitions": ("compute_transition_scores",),
     "engine": ("Engine", "EngineStats", "Request"),
     "errors": (
+        "ContextError",
         "EngineError",
         "InputError",
         "LoadError",

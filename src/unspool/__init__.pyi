@@ -46,6 +46,7 @@ from unspool.decoding.transitions import compute_transition_scores as compute_tr
 from unspool.engine import Engine as Engine
 from unspool.engine import EngineStats as EngineStats
 from unspool.engine import Request as Request
+from unspool.errors import ContextError as ContextError
 from unspool.errors import EngineError as EngineError
 from unspool.errors import InputError as InputError
 from unspool.errors import LoadError as LoadError
@@ -162,6 +163,7 @@ __all__ = [
     "ConstrainedBeamSearchScorer",
     "Constraint",
     "ConstraintListState",
+    "ContextError",
     "DRYLogitsProcessor",
     "DisjunctiveConstraint",
     "DynamicCache",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unspool.wording import Wording
+
 MAX_MESSAGE = 2000  # characters of an error's text
 _MAX_TAIL = 600  # characters of its end that are kept, which say what to do instead
 
@@ -38,8 +40,12 @@ class UnspoolError(Exception):
     message loses its middle.
     """
 
+    wording: Wording | None = None  # the message with its settings apart, if it was made so
+
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_make_presentable(arg) if isinstance(arg, str) else arg for arg in args))
+        if args and isinstance(args[0], Wording):
+            self.wording = args[0]
+        super().__init__(*(_make_presentable(str(arg)) if isinstance(arg, str | Wording) else arg for arg in args))
 
 
 def _make_presentable(message: str) -> str:
@@ -66,6 +72,10 @@ class PluginError(UnspoolError, ValueError):
 
 class InputError(UnspoolError, ValueError):
     """The prompt (text, ids, mask, embeddings) can't be decoded from."""
+
+
+class ContextError(InputError, SettingError):
+    """A prompt, or what is to be written after it, goes beyond the model's context."""
 
 
 class NoTokenLeftError(UnspoolError, RuntimeError):

@@ -80,13 +80,14 @@ class Stats:
         return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else 0.0
 
 
+@dataclass(init=False, repr=False, eq=False)
 class Output(OrderedDict[str, Any]):
     """A dataclass that can also be read as a dictionary and as a tuple; fields that are None are in neither."""
 
     _attributes_only: ClassVar[frozenset[str]] = frozenset({"stats"})
 
     def __post_init__(self) -> None:
-        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+        for item in fields(self):
             self._enter(item.name, getattr(self, item.name))
 
     def _enter(self, name: str, value: Any) -> None:
@@ -102,7 +103,7 @@ class Output(OrderedDict[str, Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in {item.name for item in fields(self)}:  # type: ignore[arg-type]  # see __post_init__
+        if name in {item.name for item in fields(self)}:
             self._enter(name, value)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -114,7 +115,7 @@ class Output(OrderedDict[str, Any]):
     __delitem__ = setdefault = pop = update = popitem = clear = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), {item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]  # likewise
+        return _restore, (type(self), {item.name: getattr(self, item.name) for item in fields(self)})
 
     @property
     def speculation(self) -> Speculation | None:
@@ -124,7 +125,7 @@ class Output(OrderedDict[str, Any]):
 
     def to_tuple(self) -> tuple[Any, ...]:
         """The fields that are not None, in their order."""
-        names = (item.name for item in fields(self))  # type: ignore[arg-type]  # see __post_init__
+        names = (item.name for item in fields(self))
         return tuple(OrderedDict.__getitem__(self, name) for name in names if name in self)
 
 

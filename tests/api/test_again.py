@@ -80,7 +80,7 @@ def test_lengths_and_seeds_may_differ() -> None:
 def test_lengths_are_checked_each_time() -> None:
     lm = make_lm(Fake(max_context=12))
     assert len(lm.generate([3, 4], max_new_tokens=8, eos_token_id=None).token_ids[0]) == 8
-    with pytest.raises(SettingError, match="at most max_new_tokens=7 fit"):
+    with pytest.raises(SettingError, match="at most `max_new_tokens=7` fit"):
         lm.generate([3, 4, 5, 6, 7], max_new_tokens=8, eos_token_id=None)
 
 

@@ -1,4 +1,4 @@
-"""Lines of a batch: both forms, and what each bad one is told."""
+"""Lines of a batch: both forms, and the answer to each bad one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def make(tmp_path: Path) -> Benchmark:
     return Benchmark("model.gguf", path, "gguf", device="cpu", threads=2, batch=2)
 
 
-# --- what can't be is told before anything is loaded ------------------------------------------------------
+# --- what can't be is refused before anything is loaded ------------------------------------------------------
 def test_unknown_peers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="there is no peer 'llama'; did you mean llama-cpp"):
         make_peers(["llama"], make(tmp_path))

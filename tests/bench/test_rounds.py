@@ -15,7 +15,7 @@ from unspool.bench.scenarios import list_scenarios
 
 
 class FakeEngine:
-    """Notes its calls in a log that engines share; every step takes as many seconds as it is told."""
+    """Notes its calls in a log that engines share; every step takes as many seconds as it is given."""
 
     def __init__(self, name: str, log: list[Any], can: Sequence[str] = ("decode", "prefill", "beam", "batch")) -> None:
         self.name, self.can, self.log = name, frozenset(can), log

@@ -147,7 +147,7 @@ def test_what_sampling_reads_turns_it_on(session: Session) -> None:
         ("/set top_k many", "`top_k` can't be read from 'many'"),
         ("/set top_k", "/set top_k needs a value"),
         ("/set penalty_alpha 1.5", "`penalty_alpha` must be at most 1"),
-        ("/set max_new_tokens 500", "at most max_new_tokens="),
+        ("/set max_new_tokens 500", "at most `max_new_tokens="),
         ("/set logprobs 1", "no place in a chat"),
         ("/set watermarking_config x", "is an object"),
         ("/unset top_k", "`top_k` is not set"),

@@ -139,7 +139,7 @@ def test_a_setting_that_sampling_reads_turns_it_on(cli: Callable[..., Any], tiny
         ),
         (("Hello", "--top-k", "a lot"), "--top-k"),
         (("Hello", "--penalty-alpha", "1.5"), "`penalty_alpha` must be at most 1"),
-        (("Hello", "--max-new-tokens", "500"), "the model's context ends at 128; at most max_new_tokens="),
+        (("Hello", "--max-new-tokens", "500"), "the model's context ends at 128; at most `max_new_tokens="),
         (("Hello " * 200,), "the model's context ends at 128"),
         (("",), "the prompt is empty"),
         (("Hello", "--system", "x"), "add --chat"),

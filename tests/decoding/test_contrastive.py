@@ -204,7 +204,7 @@ def test_a_failing_pass_leaves_the_cache_as_it_was() -> None:
         ({"top_k": [4, 1]}, "set `top_k` to 2 or more"),
         ({"top_k": [4, 4, 4]}, "3 values for 2 prompts"),
         ({"top_k": 24}, "`top_k`=24 candidates were asked for, and the vocabulary has 23 tokens"),
-        ({"do_sample": True}, "`do_sample`=True, set in the call, for another way to decode; pass do_sample=False"),
+        ({"do_sample": True}, "`do_sample`=True, set in the call, for another way to decode; pass `do_sample=False`"),
         ({"num_beams": 2, "top_k": 50}, "`num_beams`=2, set in the call"),
         ({"num_return_sequences": 2}, "all would be the same"),
         ({"temperature": 0.5}, "only read when sampling"),

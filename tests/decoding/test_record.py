@@ -244,7 +244,7 @@ def test_logprobs_of_the_prompt_come_once_a_prompt() -> None:
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_logprobs_need_something_to_carry_them(name: str) -> None:
     model = FakeModel()
-    with pytest.raises(SettingError, match="add return_dict_in_generate=True"):
+    with pytest.raises(SettingError, match="add `return_dict_in_generate=True`"):
         generate(model, [[1, 2]], **{name: 1})
     assert model.num_passes == 0
 

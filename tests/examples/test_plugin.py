@@ -179,8 +179,8 @@ def test_a_row_is_the_same_alone_in_a_batch_and_streamed(
     ("asked", "told"),
     [
         ({"do_sample": True}, "`typical_search` asks for the strategy 'typical_search', and `do_sample`=True"),
-        ({"num_beams": 2}, "use num_beams=1"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "leave penalty_alpha out"),
+        ({"num_beams": 2}, "use `num_beams=1`"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "leave `penalty_alpha` out"),
         ({"prompt_lookup_num_tokens": 3}, "`typical_search`=True does not go with a drafter"),
         ({"phrase_book": [[1, 2]]}, "`typical_search`=True does not go with a drafter"),
     ],

@@ -68,6 +68,18 @@ def build(settings: dict[str, Any], **context: Any) -> list[str]:
     return [type(processor).__name__ for processor in processors]
 
 
+@pytest.mark.parametrize("given", [{"min_length": 8}, {"min_length": 8, "min_new_tokens": 0}, {"min_new_tokens": 4}])
+@pytest.mark.parametrize("reads", ["input_ids", "inputs_embeds"])
+def test_least_lengths_are_the_references(given: dict[str, int], reads: str) -> None:
+    """A `min_new_tokens` of 0 overrides `min_length` too, and that counts the positions of embeddings."""
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=1))
+    ids = torch.tensor([[1, 2, 3]])
+    first = int(model.eval()(ids).logits[0, -1].argmax())
+    prompt = {"input_ids": ids} if reads == "input_ids" else {"inputs_embeds": model.transformer.wte(ids)}
+    call = {**prompt, **given, "max_new_tokens": 9, "eos_token_id": first, "pad_token_id": 0, "do_sample": False}
+    assert generate(model, **call).tolist() == model.generate(**call).tolist()
+
+
 @pytest.mark.parametrize("left_out", ["min_length", "min_new_tokens"])  # the second overrides the first
 def test_order_is_the_references(left_out: str) -> None:
     settings = CONTROL | SAMPLING | {"do_sample": True, "renormalize_logits": True}

@@ -123,7 +123,7 @@ SMALL = ModelInfo("fake", 23, 4, 1, 1, max_context=12)
 @pytest.mark.parametrize(("name", "value", "new"), [("max_new_tokens", 8, 8), ("max_length", 13, 8)])
 def test_more_than_the_context_is_refused_when_asked_for(origin: str, name: str, value: int, new: int) -> None:
     with pytest.raises(
-        SettingError, match=f"`{name}` asks for {new} new tokens after a prompt of 5.*max_new_tokens=7 fit"
+        SettingError, match=f"`{name}` asks for {new} new tokens after a prompt of 5.*max_new_tokens=7` fit"
     ):
         plan_for(origin, info=SMALL, **{name: value})
     assert plan_for(origin, info=SMALL, **{name: value - 1}).max_new_tokens == 7

@@ -110,7 +110,7 @@ def test_what_is_not_built_is_refused_with_its_value_and_origin(name: str, origi
     with pytest.raises(UnsupportedError) as error:
         plan_for(origin, **extra, **{name: value})
     off, feature = OFF[name]
-    for part in (f"`{name}`={value!r}", SPOKEN[origin], feature, f"pass {name}={off!r}"):
+    for part in (f"`{name}`={value!r}", SPOKEN[origin], feature, f"pass `{name}={off!r}`"):
         assert part in str(error.value)
     for neutral in (off, None):  # the way out that the message names
         assert plan_for(origin, **extra, **{name: neutral}).max_new_tokens == 20
@@ -188,7 +188,7 @@ def test_drafting_settings_without_a_drafter(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["output_scores", "output_logits", "output_attentions", "output_hidden_states"])
 def test_outputs_need_an_output_object(name: str) -> None:
-    with pytest.raises(SettingError, match="return_dict_in_generate=True"):
+    with pytest.raises(SettingError, match="`return_dict_in_generate=True`"):
         plan_for(**{name: True})
 
 

@@ -15,17 +15,18 @@ from unspool.plan import PromptShape
 from unspool.plan.pairs import Facts
 from unspool.plan.strategies import refuse_drafts
 from unspool.plan.tables import calls, drafts, methods, models
+from unspool.wording import Setting
 
 HOMES = (conflicts, methods, models, drafts, calls)
 FOUND = [value if isinstance(value, tuple) else (value,) for home in HOMES for value in vars(home).values()]
 METHODS = [one for value in FOUND for one in value if isinstance(one, Method)]
 LINES = [(method, pair) for method in [*METHODS, refuse_drafts()] for pair in method.pairs]
 GIVEN = {
-    "drafter": "`a`",
+    "source": Setting("assistant_model"),
     "guide": "B",
     "assistant": FakeModel().info,
     "relation": "same",
-    "wish": "c",
+    "wish": Setting("compile"),
     "origin": "d",
     "why_even": "the model takes no positions",
 }
@@ -41,9 +42,13 @@ def test_every_line_makes_a_message(method: Method[Facts], pair: Pair[Facts]) ->
     facts = Facts(
         GenerationConfig(), FakeModel().info, PromptShape(1, 2, 2), spoken=spoken, cache_kind="static", given=GIVEN
     )
-    message = make_message(method, pair, facts)
+    wording = make_message(method, pair, facts)
+    message, text = str(wording), " ".join(part for part in wording.parts if isinstance(part, str))
     assert len(message) > 40 and "{" not in message and "  " not in message
-    for setting in re.findall(r"`(\w+)`", message):  # what it names is a setting or an argument
-        assert setting in PARAMETERS or setting in ("assistant_model", "assistant_tokenizer", "tokenizer", "a", "c")
+    assert {one.name for one in wording.settings} <= {*PARAMETERS, "assistant_model"}
+    for name in re.findall(r"`(\w+)`", text):  # what is marked otherwise is an argument
+        assert name in ("assistant_model", "assistant_tokenizer", "tokenizer")
+    assert not [name for name in re.findall(r"\w+_\w+", text) if name in PARAMETERS]
+    assert not PARAMETERS.keys() & facts.name_values().keys()
     if isinstance(pair.beside, str):
         assert pair.beside in PARAMETERS

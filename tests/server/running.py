@@ -37,7 +37,7 @@ class Slow(Fake):
 
 
 class Broken(Fake):
-    """A model that ends the engine's thread when it is told to, and goes on after."""
+    """A model that ends the engine's thread when it is asked to, and goes on after."""
 
     breaks = False
 

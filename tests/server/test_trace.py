@@ -102,7 +102,7 @@ def test_a_chat_is_traced(server: RunningServer) -> None:
         ({"prompt": "x", "logprobs": 3}, "has its probabilities"),
         ({"prompt": "x", "prefix_ids": [999]}, "from 0 to 159"),
         ({"prompt": "x", "prefix_ids": [-1]}, "prefix_ids"),
-        ({"prompt": "x", "prefix_ids": [5] * 8}, "max_tokens=8 counts them too"),
+        ({"prompt": "x", "prefix_ids": [5] * 8}, "`max_tokens`=8 counts them too"),
         ({"prompt": "x", "prefix_ids": "ab"}, "prefix_ids"),
         ({"prompt": "x", "topp": 0.9}, "did you mean"),
         ({"prompt": "x", "add_generation_prompt": False}, "does not go with `prompt`"),

@@ -61,6 +61,7 @@ def generate(
     if recipe is not None and custom_generate is not None:
         raise SettingError("`recipe` and `custom_generate` are two names of one argument; give one")
     recipe = custom_generate if recipe is None else recipe
+    answer: torch.Tensor | Output  # or what a recipe or a model of theirs likes to return
     given = {
         "logits_processor": logits_processor,
         "stopping_criteria": stopping_criteria,
@@ -71,26 +72,27 @@ def generate(
     }
     if recipe is not None:
         usual = {**given, "streamer": streamer}
-        return run_recipe(recipe, generate, start, model, inputs, generation_config, usual, kwargs)  # type: ignore[no-any-return]  # a recipe returns what it likes
+        answer = run_recipe(recipe, generate, start, model, inputs, generation_config, usual, kwargs)
+        return answer
     given |= {"synced_gpus": synced_gpus, "use_model_defaults": use_model_defaults}
     theirs, speech = find_object(model), find_speech(model)
     preparing = None if theirs is None or speech is not None else find_preparing(theirs)
     if preparing is not None or (theirs is not None and wants_own_loop(theirs, generation_config, kwargs)):
         given |= {"generation_config": generation_config, "streamer": streamer}
         if preparing is None:
-            return run_own_loop(theirs, inputs, given, kwargs)  # type: ignore[no-any-return]  # its own
+            answer = run_own_loop(theirs, inputs, given, kwargs)
+            return answer
         settings = {name: value for name, value in given.items() if value is not None} | kwargs
         first = [] if inputs is None else [inputs]
-        return prepare_with(preparing, theirs, generate, *first, **settings)  # type: ignore[no-any-return]  # its own
+        answer = prepare_with(preparing, theirs, generate, *first, **settings)
+        return answer
     if speech is not None:
         arguments = {**given, "generation_config": read_config(generation_config), **kwargs}
         if inputs is not None:
             arguments["input_features"] = inputs
         use = partial(_use, streamer)
-        made: torch.Tensor | Output = generate_speech(
-            speech, partial(start, model), arguments, use, is_streamed=streamer is not None
-        )
-        return made
+        answer = generate_speech(speech, partial(start, model), arguments, use, is_streamed=streamer is not None)
+        return answer
     run = start(model, inputs, generation_config, **given, **kwargs)
     _use(streamer, run)
     return _finish(model, run)
@@ -105,7 +107,8 @@ def _finish(model: Any, run: Run) -> torch.Tensor | Output:
     if finish is not None:
         output.sequences = finish(output.sequences)  # type: ignore[attr-defined]  # all outputs have them
     if find_object(model) is not None:
-        return dress_output(output, run.parts.model, mark_columns(run.parts.prompts))  # type: ignore[no-any-return]  # transformers' class
+        dressed: Output = dress_output(output, run.parts.model, mark_columns(run.parts.prompts))  # transformers' class
+        return dressed
     return output
 
 

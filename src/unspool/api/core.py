@@ -31,7 +31,8 @@ def as_model(model: Any) -> Model:
     """The model that decodes: a native one, as it is or out of a LanguageModel, or a transformers one's adapter."""
     core = _unwrap(model)
     if hasattr(core, "info") and hasattr(core, "new_cache"):
-        return core  # type: ignore[no-any-return]  # satisfies the protocol
+        known: Model = core
+        return known
     if is_transformers_model(core):
         return adapt(core)
     kind = f"{type(core).__module__}.{type(core).__name__}"

@@ -13,7 +13,7 @@ import torch
 from unspool.api.speaker import Piece, Speaker
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
 from unspool.decoding.reader import Reader
-from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
+from unspool.errors import ContextError, InputError, LoadError, SettingError, UnsupportedError
 from unspool.outputs import Generation
 from unspool.shortage import explain_shortage
 
@@ -150,7 +150,7 @@ def read_prefix(lm: Speaker, prompt: Any, *, chat: bool, tools: Any, settings: M
         ids = rows[0]
     info = lm.model.info
     if info.max_context is not None and len(ids) >= info.max_context and not find_kind(kind).is_endless:
-        raise InputError(f"the prefix has {len(ids)} tokens and the model's context ends at {info.max_context}")
+        raise ContextError(f"the prefix has {len(ids)} tokens and the model's context ends at {info.max_context}")
     if min(ids, default=0) < 0 or max(ids, default=0) >= info.vocab_size:
         raise InputError(f"the prefix holds ids outside the model's vocabulary of {info.vocab_size} tokens")
     cache = lm.model.new_cache(kind, 1, len(ids), config=config or None)

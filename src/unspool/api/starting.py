@@ -124,9 +124,7 @@ def start(
         prompts = _continue(prompts, prefix_ids, core, plan, hooks)
     run = Run(core, prompts, plan, hooks)
     if plan.settings.token_healing:
-        healed, added = heal_prompts(core, prompts, tokenizer, plan.pad_token_id)
-        run = Run(core, healed, _settle(opened, _shape(healed, None), assistant), hooks)
-        run.added_texts = [text for text in added for _ in range(plan.num_return_sequences)]
+        run = _heal(run, opened, assistant)
     if observer is not None:
         run.settle_seed()
         observer.begin(run)
@@ -190,6 +188,15 @@ def _continue(prompts: Prompts, prefix_ids: Sequence[int], core: Model, plan: Pl
         name = "token_healing" if plan.settings.token_healing else "past_key_values"
         raise SettingError(f"`prefix_ids` go on after a prompt as it is, and `{name}` changes it; leave one out")
     return continue_prompts(prompts, prefix_ids, core.info.vocab_size, plan.max_new_tokens)
+
+
+def _heal(run: Run, opened: OpenedCall, assistant: Assistant | None) -> Run:
+    """The run over prompts whose last tokens were chosen again."""
+    parts = run.parts
+    healed, added = heal_prompts(parts.model, parts.prompts, parts.hooks.tokenizer, parts.plan.pad_token_id)
+    again = Run(parts.model, healed, _settle(opened, _shape(healed, None), assistant), parts.hooks)
+    again.added_texts = [text for text in added for _ in range(parts.plan.num_return_sequences)]
+    return again
 
 
 def _compile(core: Model, plan: Plan) -> Model:

@@ -1,7 +1,7 @@
 """The files that a batch writes: answers and errors, a line each, and a note of what the job is.
 
 Lines are appended whole. After any end, be it `kill -9` or power, the files are cut behind their last whole line, and
-what they hold tells which rows are done.
+what they hold says which rows are done.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -121,10 +122,8 @@ class ColumnFile(Source):
         """`names` are the file's names of `prompt`, `messages` and `id`."""
         super().__init__(path)
         self._names = {column: name for name, column in names.items()}
-        try:
-            import pyarrow  # noqa: F401 - is it there?
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "batch", f"reading {path.suffix} files") from error
+        if find_spec("pyarrow") is None:
+            raise MissingExtraError("pyarrow", "batch", f"reading {path.suffix} files")
         with _open_table(path) as table:
             known = {self._names.get(column, column) for column in table.columns}
         if not known & {"prompt", "messages"}:

@@ -147,7 +147,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         """The best `num_beam_hyps_to_keep` sequences of every row, with their scores and the beams they came by.
 
         Sequences that don't fulfil the constraints are taken only where too few of a row do;
-        `check_completes_constraints` tells them apart.
+        `check_completes_constraints` says which they are.
         """
         written_length = input_ids.shape[-1] - decoder_prompt_len
         sequences, scores = [tuple(sequence) for sequence in input_ids.tolist()], final_beam_scores.tolist()

@@ -10,6 +10,7 @@ from unspool.config import GenerationConfig
 from unspool.constraints import Constraint, DisjunctiveConstraint, make_constraints
 from unspool.constraints.distance import count_fewest_steps, describe_constraint, holds, list_phrases
 from unspool.errors import SettingError
+from unspool.wording import Setting, word
 
 _CONTRACT = ("advance", "does_advance", "update", "reset", "remaining", "copy")
 
@@ -56,8 +57,13 @@ def check_constraints(
     if needed > room:
         name = "constraints" if settings.force_words_ids is None else "force_words_ids"
         raise SettingError(
-            f"`{name}` asks for at least {needed} tokens, and this call writes at most {room} that are not forced "
-            "otherwise; raise max_new_tokens, or force less"
+            word(
+                "{name} asks for at least {needed} tokens, and this call writes at most {room} that are not forced "
+                "otherwise; raise {max_new_tokens}, or force less",
+                name=Setting(name),
+                needed=needed,
+                room=room,
+            )
         )
 
 

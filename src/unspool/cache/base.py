@@ -37,7 +37,7 @@ from unspool.errors import InputError, SettingError
 from unspool.kernels.ragged import Ragged
 
 
-class Cache(RowChanges, ReferenceSurface, SharedRows, ReadByAddress, KeysInView):
+class Cache(RowChanges, ReferenceSurface, SharedRows["Cache"], ReadByAddress, KeysInView):
     """Keys and values of the past, layer by layer.
 
     A forward pass calls `begin` once, `write` in every layer and `end` once. What a short row wrote past its

@@ -10,14 +10,12 @@ import torch
 
 from unspool.cache.base import Cache
 from unspool.cache.contract.capabilities import BRANCH, BRANCH_SOURCE, JOIN
-from unspool.cache.dynamic import DynamicCache
 from unspool.cache.files import list_saved
 from unspool.cache.origins import Origins
+from unspool.cache.pair_surface import PairSurface
 from unspool.cache.rows import RowCache
 from unspool.cache.span import Span
 from unspool.errors import SettingError, UnsupportedError
-
-LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
 
 def _value(name: str) -> Any:
@@ -34,25 +32,16 @@ def _method(name: str) -> Any:
     return call
 
 
-class EncoderDecoderCache(Cache):
+class EncoderDecoderCache(PairSurface):
     """Self-attention keys of the decoder, and cross-attention keys of the encoder's states (written once).
 
     It says what a row sees of its source: row `r` reads the first `source_lengths[s]` positions of the cross-attention
     cache's row `s = r // num_branches`. Keys (`read_sources`) and mask (`mask_source`) both follow from that.
     """
 
-    def __init__(self, self_attention_cache: Cache, cross_attention_cache: Cache, *, num_branches: int = 1) -> None:
-        self.self_attention_cache = self_attention_cache
-        self.cross_attention_cache = cross_attention_cache
-        cross = cross_attention_cache
-        self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(len(cross))}
-        self.num_branches = num_branches  # rows that read one row of the cross-attention cache
-        self._origins: Origins | None = None  # of the decoder's positions, once there are beams
-        self._span = None
-
     @property  # type: ignore[misc]  # type(pair) is the class
     def __class__(self) -> type:
-        """What isinstance() asks beside the type: transformers' models tell the two parts apart for pairs of theirs."""
+        """What isinstance() asks beside the type: transformers' models look for two parts in pairs of theirs alone."""
         theirs = sys.modules.get("transformers.cache_utils")
         return EncoderDecoderCache if theirs is None else getattr(theirs, "EncoderDecoderCache", EncoderDecoderCache)
 
@@ -261,82 +250,5 @@ class EncoderDecoderCache(Cache):
             raise ValueError(f"{len(lengths)} rows for {len(pair.source_lengths)} sources of {num_branches} rows each")
         return pair
 
-    # --- the reference's surface ---------------------------------------------------------------------
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        cache_kwargs: dict[str, Any] | None = None,
-        **__: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._origins = None
-        return self.self_attention_cache.update(key_states, value_states, layer_idx, cache_kwargs)
-
-    def reset(self) -> None:
-        """Forget both parts, where their kinds can."""
-        self._origins = None
-        for part in (self.self_attention_cache, self.cross_attention_cache):
-            if hasattr(part, "reset"):
-                part.reset()
-        self.is_updated = dict.fromkeys(self.is_updated, False)
-
     def __len__(self) -> int:
         return len(self.self_attention_cache)
-
-    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, ...]:  # type: ignore[override]  # own, then cross
-        own, cross = self.check_dynamic_cache("indexing")
-        return (*own[layer_idx], *(cross[layer_idx] if layer_idx < len(cross) else ()))
-
-    def to_legacy_cache(self) -> LegacyPair:
-        """(keys, values, cross keys, cross values), one tuple per layer."""
-        for part in self.check_dynamic_cache("to_legacy_cache"):
-            part.require_one_length()
-        return tuple(self)
-
-    @classmethod
-    def from_legacy_cache(cls, past_key_values: LegacyPair | None = None) -> EncoderDecoderCache:
-        """A pair of dynamic caches holding what `to_legacy_cache` gave."""
-        layers = past_key_values or ()
-        own = DynamicCache((layer[0], layer[1]) for layer in layers)
-        cross = DynamicCache((layer[2], layer[3]) for layer in layers if len(layer) > 2)
-        return cls(own, cross)
-
-    def check_dynamic_cache(self, method: str) -> tuple[DynamicCache, DynamicCache]:
-        """Both parts, if they are dynamic; otherwise an error that names the method."""
-        own, cross = self.self_attention_cache, self.cross_attention_cache
-        if not isinstance(own, DynamicCache) or not isinstance(cross, DynamicCache):
-            kinds = f"{type(own).__name__} and {type(cross).__name__}"
-            raise ValueError(f"{method} needs two dynamic caches, and these are {kinds}")
-        self._origins = None
-        if self.num_branches > 1:  # the reference's surface moves both parts alike
-            self._unshare()
-        return own, cross
-
-    def crop(self, maximum_length: int) -> None:
-        """Keep the decoder's first positions."""
-        self.check_dynamic_cache("crop")[0].crop(maximum_length)
-
-    def batch_split(self, full_batch_size: int, split_size: int) -> list[EncoderDecoderCache]:
-        """One pair for every `split_size` rows."""
-        own, cross = (part.batch_split(full_batch_size, split_size) for part in self.check_dynamic_cache("batch_split"))
-        return [EncoderDecoderCache(*pair) for pair in zip(own, cross, strict=True)]
-
-    @classmethod
-    def from_batch_splits(cls, splits: Sequence[EncoderDecoderCache]) -> EncoderDecoderCache:
-        """One pair with the rows of all the given ones."""
-        pairs = [split.check_dynamic_cache("from_batch_splits") for split in splits]
-        return cls(
-            DynamicCache.from_batch_splits([own for own, _ in pairs]),
-            DynamicCache.from_batch_splits([cross for _, cross in pairs]),
-        )
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row of both parts."""
-        for part in self.check_dynamic_cache("batch_repeat_interleave"):
-            part.batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep only the given rows of both parts."""
-        for part in self.check_dynamic_cache("batch_select_indices"):
-            part.batch_select_indices(indices)

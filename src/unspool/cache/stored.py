@@ -77,7 +77,7 @@ class StoredCache(Cache):
         self._store.end(self.lengths)
 
     @property
-    def sees_by_position(self) -> bool:  # type: ignore[override]  # it depends on the pass
+    def sees_by_position(self) -> bool:
         return self._store.sees_by_position
 
     def mask(self, span: Span, window: int | None = None) -> Mask:

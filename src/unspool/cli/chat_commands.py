@@ -19,6 +19,7 @@ from unspool.cli.settings import find_setting, imply_sampling, read_value
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import InputError, SettingError, UnspoolError
 from unspool.small_files import write_text
+from unspool.wording import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class SlashCommand:
     argument: str
     summary: str
     execute: Callable[[Session, str], None]
+
+
+_SAMPLING = Setting("do_sample", "True", is_advice=True)
 
 
 class Quit(Exception):  # noqa: N818 - no error: the way out
@@ -92,7 +96,7 @@ def _change_settings(session: Session, settings: dict[str, Any]) -> None:
     try:
         session.check(session.conversation, settings)
     except SettingError as error:
-        if "Set `do_sample=True`" in str(error):
+        if error.wording is not None and _SAMPLING in error.wording.settings:
             raise SettingError(f"{error}\nHere that is: /set do_sample true") from error
         raise
     session.settings = settings

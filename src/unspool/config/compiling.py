@@ -9,6 +9,7 @@ from typing import Any
 
 from unspool.config.named import NamedSettings
 from unspool.errors import SettingError
+from unspool.wording import Setting, word
 
 
 @dataclass
@@ -60,8 +61,12 @@ def read_compiling(settings: NamedSettings, asked: Collection[str]) -> Compiling
     is_asked, is_refused = wishes[0] in asked, bool(refusals) and refusals[0] in asked
     if is_asked and is_refused:
         raise SettingError(
-            f"`{wishes[0]}` asks for a compiled step and `{refusals[0]}`={getattr(settings, refusals[0])} for none; "
-            "leave one of them out"
+            word(
+                "{wish} asks for a compiled step and {refusal:is {value}} for none; leave one of them out",
+                wish=Setting(wishes[0]),
+                refusal=Setting(refusals[0]),
+                value=getattr(settings, refusals[0]),
+            )
         )
     if refusals and not is_asked:  # what the caller says counts for more than what the model's settings say
         return None

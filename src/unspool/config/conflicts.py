@@ -22,40 +22,40 @@ RETURNED: Method[ConfigFacts] = Method(
     (
         Pair(
             lambda facts: facts.num_beams == 1 and not facts.settings.do_sample,
-            "Greedy methods without beam search do not support `num_return_sequences` different than 1 (got "
-            "{settings.num_return_sequences}): all would be the same. Set `do_sample=True` or `num_beams`.",
+            "Greedy methods without beam search do not support {num_return_sequences} different than 1 (got "
+            "{settings.num_return_sequences}): all would be the same. Set {do_sample:=True} or {num_beams}.",
         ),
         Pair(
             lambda facts: 1 < facts.num_beams < _count_returned(facts),
-            "`num_return_sequences` ({settings.num_return_sequences}) has to be smaller than or equal to `num_beams` "
+            "{num_return_sequences} ({settings.num_return_sequences}) has to be smaller than or equal to {num_beams} "
             "({settings.num_beams}).",
         ),
     ),
 )
 CONSTRAINED: Method[ConfigFacts] = Method(
     lambda facts: facts.num_beams > 1 and facts.is_constrained,
-    "`constraints` or `force_words_ids` asks for constrained beam search, {why}, or unset them.",
+    "{facts.forced} asks for constrained beam search, {why}, or unset {facts.forced}.",
     (
-        Pair("do_sample", "which does not sample: set `do_sample=False`"),
-        Pair("num_beam_groups", "which has no groups: set `num_beam_groups=1`"),
+        Pair("do_sample", "which does not sample: set {do_sample:=False}"),
+        Pair("num_beam_groups", "which has no groups: set {num_beam_groups:=1}"),
     ),
 )
 GROUPS: Method[ConfigFacts] = Method(
     _asks_groups,
-    "`num_beam_groups` or `diversity_penalty` asks for group beam search, {why}, or unset both.",
+    "{num_beam_groups} or {diversity_penalty} asks for group beam search, {why}, or unset both.",
     (
         Pair(
             lambda facts: not facts.settings.diversity_penalty,
             "",
-            message="`diversity_penalty` should be greater than 0.0, otherwise the beam groups are identical.",
+            message="{diversity_penalty} should be greater than 0.0, otherwise the beam groups are identical.",
         ),
-        Pair("do_sample", "which does not sample: set `do_sample=False`"),
+        Pair("do_sample", "which does not sample: set {do_sample:=False}"),
     ),
 )
 CACHE_CONFIG: Method[ConfigFacts] = Method(
     lambda facts: facts.settings.cache_config is not None,
-    "`cache_config` is set, but cache_implementation={settings.cache_implementation!r} has nothing to configure. Set "
-    "`cache_implementation` to one of {facts.configurable}, or unset `cache_config`.",
+    "{cache_config} is set, but {cache_implementation:is {settings.cache_implementation!r}} has nothing to configure. "
+    "Set {cache_implementation} to one of {facts.configurable}, or unset {cache_config}.",
     (Pair(lambda facts: facts.settings.cache_implementation not in facts.configurable, ""),),
 )
 STRUCTURED: Method[ConfigFacts] = Method(
@@ -64,15 +64,15 @@ STRUCTURED: Method[ConfigFacts] = Method(
     (
         Pair(
             lambda facts: len(list_structures(facts.settings)) > 1,
-            "`json_schema`, `json_object`, `regex`, `choice`, `grammar` and `structural_tag` each describe the whole "
+            "{json_schema}, {json_object}, {regex}, {choice}, {grammar} and {structural_tag} each describe the whole "
             "text; set one of them",
         ),
     ),
 )
 DRAFTER: Method[ConfigFacts] = Method(
     lambda facts: facts.settings.drafter == "grammar",
-    "`drafter`='grammar' drafts what a structured text must go on with, and there is none; set json_schema, regex, "
-    "choice or grammar, or leave it out",
+    "{drafter:is 'grammar'} drafts what a structured text must go on with, and there is none; set {json_schema}, "
+    "{regex}, {choice} or {grammar}, or leave it out",
     (Pair(lambda facts: not list_structures(facts.settings), ""),),
 )
 OF_CONFIG = (CACHE_CONFIG, RETURNED, CONSTRAINED, GROUPS, STRUCTURED, DRAFTER)

@@ -14,6 +14,7 @@ from unspool.config.named import NamedSettings
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import SettingError, UnspoolError
 from unspool.registry import resolve
+from unspool.wording import Setting, Wording, word
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class ConfigFacts:
         """Whether something must be written."""
         return self.settings.constraints is not None or self.settings.force_words_ids is not None
 
+    @property
+    def forced(self) -> Setting:
+        """The setting that says what must be written."""
+        return Setting("constraints" if self.settings.force_words_ids is None else "force_words_ids")
+
     def name_values(self) -> dict[str, Any]:
         """What messages may name in braces."""
         return {"settings": self.settings, "facts": self, **self.given}
@@ -61,7 +67,7 @@ class Pair(Generic[FactsT]):
     """One thing that the method of a table can't be combined with."""
 
     beside: str | Callable[[FactsT], bool]  # a setting, or a condition
-    why: str  # with what to use instead; may name what `name_values` has
+    why: str  # with what to use instead; a template (`unspool.wording.word`) that may name what `name_values` has
     error: type[UnspoolError] = SettingError
     message: str = ""  # the whole message, if it is not the table's
 
@@ -75,7 +81,7 @@ class Method(Generic[FactsT]):
     """A method (or a setting), and all that it can't be combined with."""
 
     is_on: str | Callable[[FactsT], bool]
-    message: str  # the message; `{name}` and `{value}` are the pair's setting, `{why}` its reason
+    message: str  # a template; `{name}` and `{value}` are the pair's setting, `{why}` its reason
     pairs: tuple[Pair[FactsT], ...]
 
 
@@ -88,8 +94,9 @@ def check_methods(facts: FactsT, *methods: Method[FactsT]) -> None:
             raise found.error(make_message(method, found, facts))
 
 
-def make_message(method: Method[FactsT], pair: Pair[FactsT], facts: FactsT) -> str:
+def make_message(method: Method[FactsT], pair: Pair[FactsT], facts: FactsT) -> Wording:
     """The message of a pair that can't be combined."""
-    name = pair.beside if isinstance(pair.beside, str) else ""
-    known = {"name": name, "value": getattr(facts.settings, name) if name else None, **facts.name_values()}
-    return (pair.message or method.message).format(why=pair.why.format(**known), **known)
+    known = facts.name_values()
+    if isinstance(pair.beside, str):
+        known |= {"name": Setting(pair.beside), "value": getattr(facts.settings, pair.beside)}
+    return word(pair.message or method.message, why=word(pair.why, **known), **known)

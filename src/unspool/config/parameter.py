@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from unspool.config.named import NamedSettings
 from unspool.errors import SettingError
 from unspool.registry import resolve
 
@@ -62,6 +63,7 @@ class Parameter:
     may_be_per_row: bool = False
     off: tuple[Any, ...] = ()  # values, beside None, that turn it off
     needs: tuple[str, ...] = ()  # settings one of which must be on, or this one is not read
+    yields_to: str = ""  # another setting: where that has a value, if only one that turns it off, this one is not read
     is_ours: bool = False  # the reference has no setting of this name
     named_by: str = ""  # a table whose names are choices too, as a reference
 
@@ -69,6 +71,10 @@ class Parameter:
     def all_choices(self) -> tuple[Any, ...]:
         """What a "choice" may be; the table that names some is imported here."""
         return (*(resolve(self.named_by) if self.named_by else ()), *self.choices)
+
+    def is_overridden(self, settings: NamedSettings) -> bool:
+        """Whether the setting that it yields to has a value."""
+        return bool(self.yields_to) and getattr(settings, self.yields_to) is not None
 
     def copy_default(self) -> Any:
         """The default, for a config of its own."""

@@ -14,6 +14,7 @@ from unspool.config.parameters import CALL_ARGUMENTS, PARAMETERS
 from unspool.config.values import check_value
 from unspool.config.watermarking import BaseWatermarkingConfig
 from unspool.errors import SettingError
+from unspool.wording import Setting, Wording, word
 
 EXTRA_OUTPUTS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
 
@@ -59,7 +60,7 @@ def _check_objects(config: NamedSettings) -> None:
         raise SettingError("`generation_kwargs` must be a dict of further arguments for generate().")
 
 
-def find_unused(config: NamedSettings) -> dict[str, str]:
+def find_unused(config: NamedSettings) -> dict[str, Wording]:
     """The settings that are set and have no effect as things stand, each with the reason."""
     return dict(_unused(config))
 
@@ -72,12 +73,15 @@ def _differs(value: Any, neutral: Any) -> bool:
     return bool(value != neutral)
 
 
-def _unused(config: NamedSettings) -> Iterator[tuple[str, str]]:
+def _unused(config: NamedSettings) -> Iterator[tuple[str, Wording]]:
     if config.pad_token_id is not None and config.pad_token_id < 0:
         yield (
             "pad_token_id",
-            f"`pad_token_id` should be positive but got {config.pad_token_id}: there is no such token to pad "
-            "with. Set it to the tokenizer's padding or end token.",
+            word(
+                "{pad_token_id} should be positive but got {given}: there is no such token to pad with. Set it to the "
+                "tokenizer's padding or end token.",
+                given=config.pad_token_id,
+            ),
         )
     for name, parameter in PARAMETERS.items():
         value = getattr(config, name)
@@ -86,22 +90,21 @@ def _unused(config: NamedSettings) -> Iterator[tuple[str, str]]:
         if parameter.needs and _is_set(parameter, value) and not any(_is_on(config, one) for one in parameter.needs):
             switch = parameter.needs[0]
             reason = _REASONS.get(switch, _COMPANION)
-            yield name, reason.format(name=name, value=value, switch=switch, is_so=getattr(config, switch))
+            named = {"name": Setting(name), "switch": Setting(switch)}
+            yield name, word(reason, **named, value=value, is_so=getattr(config, switch))
 
 
 # Why a setting has no effect if the setting that it needs is off.
 _REASONS = {
-    "do_sample": "`do_sample` is set to `{is_so}`. However, `{name}` is set to `{value}`, which is only read when "
-    "sampling. Set `do_sample=True` or unset `{name}`.",
-    "num_beams": "`num_beams` is set to 1. However, `{name}` is set to `{value}`, which is only read by beam search. "
-    "Set `num_beams>1` or unset `{name}`.",
-    "use_cache": "`use_cache` is `False`, so `{name}`, set to {value}, has no effect.",
-    "return_dict_in_generate": "`{name}` is set, but only an output object can carry it. Set "
-    "`return_dict_in_generate=True` or unset `{name}`.",
+    "do_sample": "{switch} is set to `{is_so}`. However, {name} is set to `{value}`, which is only read when sampling. "
+    "Set {switch:=True} or unset {name}.",
+    "num_beams": "{switch} is set to 1. However, {name} is set to `{value}`, which is only read by beam search. "
+    "Set {switch} above 1 or unset {name}.",
+    "use_cache": "{switch} is `False`, so {name}, set to {value}, has no effect.",
+    "return_dict_in_generate": "{name} is set, but only an output object can carry it. Set {switch:=True} or unset "
+    "{name}.",
 }
-_COMPANION = (
-    "`{name}` is set to `{value}`, which is only read together with `{switch}`. Set `{switch}` too, or unset `{name}`."
-)
+_COMPANION = "{name} is set to `{value}`, which is only read together with {switch}. Set {switch} too, or unset {name}."
 
 
 def _is_set(parameter: Parameter, value: Any) -> bool:

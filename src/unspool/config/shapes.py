@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unspool.errors import SettingError, excerpt
+from unspool.wording import about
 
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -71,8 +72,11 @@ def _is_msgspec(shape: Any) -> bool:
 def _describe(shape: Any, depth: int) -> dict[str, Any]:
     if depth > _LONGEST_NESTING:
         raise SettingError(
-            f"`json_schema`: the type nests deeper than {_LONGEST_NESTING} levels, or refers to itself; write its "
-            "schema as a dict, with $defs and $ref"
+            about(
+                "json_schema",
+                f": the type nests deeper than {_LONGEST_NESTING} levels, or refers to itself; write its "
+                "schema as a dict, with $defs and $ref",
+            )
         )
     if shape in _PLAIN:
         return dict(_PLAIN[shape])
@@ -95,7 +99,9 @@ def _describe(shape: Any, depth: int) -> dict[str, Any]:
         return {"type": "array", **({"items": _describe(arguments[0], depth + 1)} if arguments else {})}
     if shape is dict or origin in (dict, Mapping):
         if arguments and arguments[0] is not str:
-            raise SettingError(f"`json_schema`: the keys of a JSON object are strings, not {arguments[0]!r:.80}")
+            raise SettingError(
+                about("json_schema", f": the keys of a JSON object are strings, not {arguments[0]!r:.80}")
+            )
         return {"type": "object", **({"additionalProperties": _describe(arguments[1], depth + 1)} if arguments else {})}
     if isinstance(shape, type) and issubclass(shape, enum.Enum):
         return {"enum": [member.value for member in shape]}
@@ -105,8 +111,11 @@ def _describe(shape: Any, depth: int) -> dict[str, Any]:
         hints, required = typing.get_type_hints(shape), sorted(shape.__required_keys__)
         return _describe_object({name: _describe(kind, depth + 1) for name, kind in hints.items()}, required)
     raise SettingError(
-        f"`json_schema`: {excerpt(repr(shape))} has no JSON schema; use a dict, a dataclass, a TypedDict, a pydantic "
-        "model or a msgspec.Struct"
+        about(
+            "json_schema",
+            f": {excerpt(repr(shape))} has no JSON schema; use a dict, a dataclass, a TypedDict, a pydantic "
+            "model or a msgspec.Struct",
+        )
     )
 
 
@@ -130,8 +139,11 @@ def _without_references(shape: Any) -> dict[str, Any]:
     schema: dict[str, Any] = shape.model_json_schema()
     if "$defs" in schema:
         raise SettingError(
-            f"`json_schema`: {shape.__name__} has definitions of its own and stands inside another type; make the "
-            "outer one a pydantic model too"
+            about(
+                "json_schema",
+                f": {shape.__name__} has definitions of its own and stands inside another type; make the "
+                "outer one a pydantic model too",
+            )
         )
     return schema
 

@@ -10,6 +10,7 @@ from unspool.config.parameter import LARGEST_COUNT, Kind, Parameter
 from unspool.config.shapes import is_shape
 from unspool.errors import SettingError
 from unspool.numeric import is_number
+from unspool.wording import about
 
 MOST_ROWS = 65_536
 MOST_STRINGS = 256
@@ -40,14 +41,14 @@ def _is_integer(value: Any) -> bool:
 def _refuse(parameter: Parameter, value: Any, wanted: str) -> SettingError:
     text = repr(value)
     shown = text if len(text) <= 80 else text[:77] + "..."
-    return SettingError(f"`{parameter.name}` must be {wanted}, but is {shown}. {parameter.help}")
+    return SettingError(about(parameter.name, f"must be {wanted}, but is {shown}. {parameter.help}"))
 
 
 def _check_length(parameter: Parameter, value: Sequence[Any], most: int) -> None:
     if not value:
         raise _refuse(parameter, value, "a list that is not empty (leave it unset instead)")
     if len(value) > most:
-        raise SettingError(f"`{parameter.name}` has {len(value)} entries; at most {most} are taken.")
+        raise SettingError(about(parameter.name, f"has {len(value)} entries; at most {most} are taken."))
 
 
 def _check_flag(parameter: Parameter, value: Any) -> None:
@@ -192,7 +193,7 @@ def _check_forced_ids(parameter: Parameter, value: Any) -> None:
     if not isinstance(value, (list, tuple)):
         raise _refuse(parameter, value, "a list of pairs [position, token id]")
     if len(value) > MOST_SEQUENCES:
-        raise SettingError(f"`{parameter.name}` has {len(value)} entries; at most {MOST_SEQUENCES} are taken.")
+        raise SettingError(about(parameter.name, f"has {len(value)} entries; at most {MOST_SEQUENCES} are taken."))
     for pair in value:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise _refuse(parameter, pair, "a list of pairs [position, token id]")
@@ -225,8 +226,8 @@ def _check_tags(parameter: Parameter, value: Any) -> None:
         raise _refuse(parameter, value, "a dict with `triggers` and `structures`")
 
 
-def _accept(parameter: Parameter, value: Any) -> None:  # noqa: ARG001 - objects are checked by `rules`
-    return
+def _accept(_: Parameter, __: Any) -> None:
+    """Objects are checked by `rules`."""
 
 
 _CHECKS: dict[Kind, Callable[[Parameter, Any], None]] = {

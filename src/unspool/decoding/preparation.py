@@ -65,6 +65,7 @@ def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> C
         vocab_size=model.info.vocab_size,
         prompt_width=prompts.width - prompts.num_written,
         max_length=plan.max_length,
+        hidden_width=plan.hidden_width,
         eos_token_ids=plan.eos_token_ids,
         encoder_input_ids=partial(_copy_read_ids, prompts, plan) if _has_read_ids(prompts) else None,
         prefix_allowed_tokens_fn=hooks.prefix_allowed_tokens_fn,

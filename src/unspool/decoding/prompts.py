@@ -13,6 +13,7 @@ from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError
 from unspool.kernels.sending import send
 from unspool.protocols import Encoded
+from unspool.wording import word
 
 MAX_POSITIONS = 2**24
 
@@ -95,7 +96,11 @@ def continue_prompts(prompts: Prompts, written: Sequence[int], vocab_size: int, 
         raise InputError("`prefix_ids` continue one prompt of token ids; give one, without embeddings or padding")
     if len(written) >= max_new_tokens:
         raise InputError(
-            f"`prefix_ids` has {len(written)} tokens, and max_new_tokens={max_new_tokens} counts them too; raise it"
+            word(
+                "`prefix_ids` has {num_written} tokens, and {max_new_tokens:is {most}} counts them too; raise it",
+                num_written=len(written),
+                most=max_new_tokens,
+            )
         )
     ids = read_ids([list(written)], vocab_size, "prefix_ids").to(prompts.ids.device)
     negative = prompts.negative

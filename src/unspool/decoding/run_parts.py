@@ -20,6 +20,7 @@ from unspool.logits.pipeline import build_processors
 from unspool.plan import Plan
 from unspool.protocols import Model, Want
 from unspool.stopping import StoppingCriteriaList
+from unspool.wording import word
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,11 @@ def _check(parts: RunParts) -> None:
         check_processors(parts.processors)
     if hooks.observer is not None and (parts.prompts.num_rows > 1 or (plan.num_beams == 1 and num_rows > 1)):
         raise SettingError(
-            f"an observed call follows one text, and this one writes {num_rows}; give one prompt, and leave "
-            "out `num_return_sequences` or search with num_beams"
+            word(
+                "an observed call follows one text, and this one writes {num_rows}; give one prompt, and leave out "
+                "{num_return_sequences} or search with {num_beams}",
+                num_rows=num_rows,
+            )
         )
     if parts.divides_rows and hooks.cache is None and not find_kind(plan.cache_kind).divides:
         raise UnsupportedError(

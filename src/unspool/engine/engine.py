@@ -107,7 +107,7 @@ class Engine:
         limits = Limits(rows, num_blocks, tokens, waiting)
         self._driver = Driver(model, limits, self._memory)
         self._numbers = itertools.count()
-        self._stream = torch.cuda.Stream(model.device) if is_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(model.device) if is_gpu else None
 
     # --- requests ------------------------------------------------------------------------------------------
     def submit(
@@ -187,8 +187,8 @@ class Engine:
         memory, config = self._memory, settings.get("generation_config")
         if memory.kind == "paged":
             return settings
-        told = set(settings) | set(config.explicit if isinstance(config, GenerationConfig) else ())
-        if told & {"cache_implementation", "cache_config", "past_key_values", "use_cache"}:
+        given = set(settings) | set(config.explicit if isinstance(config, GenerationConfig) else ())
+        if given & {"cache_implementation", "cache_config", "past_key_values", "use_cache"}:
             return settings
         chosen: dict[str, Any] = {"cache_implementation": memory.kind}
         return {**settings, **chosen, **({"cache_config": dict(memory.config)} if memory.config else {})}
@@ -268,7 +268,7 @@ class Engine:
                 if not isinstance(result, Generation):
                     output.error, output.status = str(result), "failed"
                 elif result.logprobs is not None:
-                    output.logprobs = [told.logprob for told in result.logprobs[number]]
+                    output.logprobs = [one.logprob for one in result.logprobs[number]]
         return outputs
 
     # --- its life ------------------------------------------------------------------------------------------

@@ -94,13 +94,15 @@ class Flight:
     edges: list[int]
     arrived: Any = None
     memory: torch.Tensor | None = None  # the pinned memory
-    told: list[tuple[list[int], PendingLogprobs]] = field(default_factory=list)  # of the rows at these places
+    reported: list[tuple[list[int], PendingLogprobs]] = field(default_factory=list)  # of the rows at these places
 
     def land(self) -> Landed:
         """The tokens, once they are there."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        logprobs = {place: one for places, told in self.told for place, one in zip(places, told.read(), strict=True)}
+        logprobs = {
+            place: one for places, found in self.reported for place, one in zip(places, found.read(), strict=True)
+        }
         return Landed(self.lineup, self.tokens.tolist(), self.edges, logprobs)
 
 
@@ -119,7 +121,7 @@ class Runway:
         if not self._spare or self._spare[-1][0].shape[0] < count:
             self._spare = []
             room = 1 << (count - 1).bit_length()
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+            event = torch.cuda.Event()
             memory = torch.empty(room, dtype=tokens.dtype, pin_memory=True)
             self._spare.append((memory, memory, event))
         host, part, event = self._spare.pop()

@@ -164,6 +164,6 @@ def _take(forward: Forward, rows: slice, num_new: int) -> Forward:
 
 def mark_stream() -> Any:
     """An event that comes when a GPU has done what was launched so far."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+    event = torch.cuda.Event()
     event.record()
     return event

@@ -31,7 +31,7 @@ OnLeave = Callable[["PlainRow", list[int], int], None]
 """Called with a row that leaves, its blocks, and how many positions they hold."""
 
 BRIEF: Final = Want(is_brief=True)
-_PAD = 0  # stands where a row has no token; processors are told what is padding
+_PAD = 0  # stands where a row has no token; processors get what is padding
 
 
 @dataclass(slots=True)
@@ -73,8 +73,8 @@ class PlainRows:
         self._has_listeners = False  # somebody has begun to
         self._is_brief = False  # nobody changes or keeps what passes return
         self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
-        self._told: dict[int, list[int]] = {}  # by how many are wanted: places whose log-probabilities are
-        self._told_at: dict[int, torch.Tensor] = {}  # the same on the device
+        self._reported: dict[int, list[int]] = {}  # by how many are wanted: places whose log-probabilities are
+        self._reported_at: dict[int, torch.Tensor] = {}  # the same on the device
         self._next_leave = inf  # the number of the step after which somebody leaves
         self.runs_ahead = model.device.type == "cuda"
         self.failed: dict[Any, Exception] = {}  # owners whose processors raised in the last step, and what
@@ -145,7 +145,7 @@ class PlainRows:
             at_end = [place for place, row in enumerate(rows) if row.last_step <= self._num_steps]
             ending, edges = [rows[place] for place in at_end], edges + at_end
         flight = self._runway.launch(self._lineup, tokens, edges)
-        if self._told:
+        if self._reported:
             self._fetch_logprobs(step.logits, tokens, flight)
         self._flights.append(flight)
         if ending:
@@ -157,11 +157,11 @@ class PlainRows:
         self._knows_joined = False
         chains = self._chains
         self._is_brief = len(chains) == 1 and chains[0].is_greedy and chains[0].is_whole(len(self._members))
-        self._told, self._told_at = {}, {}
+        self._reported, self._reported_at = {}, {}
         for place, member in enumerate(self._members):
             if member.num_top is not None:
-                self._told.setdefault(member.num_top, []).append(place)
-        self._is_brief = self._is_brief and not self._told
+                self._reported.setdefault(member.num_top, []).append(place)
+        self._is_brief = self._is_brief and not self._reported
         self._next_leave = min((member.row.last_step for member in self._members), default=inf)
 
     def land(self) -> list[Landed]:
@@ -229,12 +229,12 @@ class PlainRows:
                 self.failed[owner] = own_error
 
     def _fetch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight) -> None:
-        for num_top, places in self._told.items():
-            index = self._told_at.get(num_top)
+        for num_top, places in self._reported.items():
+            index = self._reported_at.get(num_top)
             if index is None:
-                index = self._told_at[num_top] = send(places, logits.device)
+                index = self._reported_at[num_top] = send(places, logits.device)
             chosen = tokens.index_select(0, index).clamp(min=0)
-            flight.told.append((places, fetch_logprobs(logits.index_select(0, index), chosen, num_top)))
+            flight.reported.append((places, fetch_logprobs(logits.index_select(0, index), chosen, num_top)))
 
     # --- rows come and go ------------------------------------------------------------------------------------
     def _enter_arrivals(self) -> list[int]:

@@ -86,7 +86,7 @@ class SpecialRun:
     def _wait(self, copy: torch.cuda.Event) -> None:
         if import_greenlet().getcurrent() is not self._let:
             copy.synchronize()
-        elif not copy.query():  # type: ignore[no-untyped-call]  # torch gives it no types
+        elif not copy.query():
             self._let.parent.switch(copy)
 
     def _open_cache(self) -> Cache:

@@ -151,7 +151,7 @@ class PlainTask(Task):
                 adopt_rows(self.cache, found)
 
     def note_blocks(self) -> None:
-        """Tell the scheduler what it is reading, and what it holds."""
+        """Report to the scheduler what is being read, and what is held."""
         entry, held = self.entry, self._held()
         entry.num_prompts, entry.num_rows = len(self._texts), len(self.rows)
         entry.length = max(map(len, self._texts))

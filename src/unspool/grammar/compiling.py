@@ -12,6 +12,7 @@ from unspool.grammar.guard import check_guarded
 from unspool.grammar.schemas import find_path
 from unspool.grammar.sources import GrammarSource, require_library
 from unspool.grammar.vocabulary import GrammarVocabulary
+from unspool.wording import about
 
 MOST_COMPILED: Final = 128  # per vocabulary
 LIMITS: Final = {
@@ -76,4 +77,4 @@ def _refuse(source: GrammarSource, message: str) -> SettingError:
     if source.schema:
         path = find_path(json.loads(source.schema), reason)
         where = f" (at {path})" if path != "#" else ""
-    return SettingError(f"`{source.setting}` can't be kept{where}: {reason}")
+    return SettingError(about(source.setting, f"can't be kept{where}: {reason}"))

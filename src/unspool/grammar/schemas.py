@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from unspool.errors import SettingError
+from unspool.wording import about
 
 MOST_PROPERTIES: Final = 1_024
 MOST_MEMBERS: Final = 4_096  # of all enums together
@@ -57,26 +58,30 @@ def check_schema(schema: Any) -> bool:
             (MOST_MEMBERS, num_members, "enum members"),
         ):
             if number > most:
-                raise SettingError(f"`json_schema` has more than {most} {what} (counted up to {path}); make it smaller")
+                raise SettingError(
+                    about("json_schema", f"has more than {most} {what} (counted up to {path}); make it smaller")
+                )
     return is_simple and num_schemas <= _LARGEST_PLAIN and num_members <= 256
 
 
 def walk(schema: Any, path: str = "#", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Every subschema with its path."""
     if depth > DEEPEST:
-        raise SettingError(f"`json_schema` nests deeper than {DEEPEST} levels, at {path[:200]}")
+        raise SettingError(about("json_schema", f"nests deeper than {DEEPEST} levels, at {path[:200]}"))
     if isinstance(schema, bool):
         yield path, schema
         return
     if not isinstance(schema, Mapping):
-        raise SettingError(f"`json_schema`: what stands at {path[:200]} is no schema (an object, true or false)")
+        raise SettingError(
+            about("json_schema", f": what stands at {path[:200]} is no schema (an object, true or false)")
+        )
     yield path, schema
     for name in _MAPS:
         held = schema.get(name)
         if held is None:
             continue
         if not isinstance(held, Mapping):
-            raise SettingError(f"`json_schema`: {path}/{name} must be an object of schemas")
+            raise SettingError(about("json_schema", f": {path}/{name} must be an object of schemas"))
         for key, one in held.items():
             yield from walk(one, f"{path}/{name}/{_escape(key)}", depth + 1)
     for name in _LISTS:
@@ -84,7 +89,7 @@ def walk(schema: Any, path: str = "#", depth: int = 0) -> Iterator[tuple[str, An
         if held is None:
             continue
         if not isinstance(held, (list, tuple)) or not held:
-            raise SettingError(f"`json_schema`: {path}/{name} must be a list of schemas that is not empty")
+            raise SettingError(about("json_schema", f": {path}/{name} must be a list of schemas that is not empty"))
         for place, one in enumerate(held):
             yield from walk(one, f"{path}/{name}/{place}", depth + 1)
     for name in _SINGLE:
@@ -110,17 +115,20 @@ def _check_numbers(path: str, schema: Mapping[str, Any]) -> None:
         if count is not None and (
             isinstance(count, bool) or not isinstance(count, (int, float)) or not 0 <= count <= LARGEST_COUNT
         ):
-            raise SettingError(f"`json_schema`: {path}/{name} is {count!r:.40}; give 0 to {LARGEST_COUNT}")
+            raise SettingError(about("json_schema", f": {path}/{name} is {count!r:.40}; give 0 to {LARGEST_COUNT}"))
     step = schema.get("multipleOf")
     if step is None:
         return
     if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step < float("inf"):
-        raise SettingError(f"`json_schema`: {path}/multipleOf must be a number above 0, but is {step!r:.40}")
+        raise SettingError(about("json_schema", f": {path}/multipleOf must be a number above 0, but is {step!r:.40}"))
     digits = Decimal(repr(step)).normalize().as_tuple().digits
     if int("".join(map(str, digits))) > LARGEST_MULTIPLE:
         raise SettingError(
-            f"`json_schema`: {path}/multipleOf is {step!r}, which needs an automaton with as many states; numbers with "
-            f"digits up to {LARGEST_MULTIPLE} are kept"
+            about(
+                "json_schema",
+                f": {path}/multipleOf is {step!r}, which needs an automaton with as many states; numbers with "
+                f"digits up to {LARGEST_MULTIPLE} are kept",
+            )
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from unspool.config.shapes import is_shape, make_schema
 from unspool.errors import MissingExtraError, SettingError, excerpt
 from unspool.grammar.schemas import check_schema
+from unspool.wording import about
 
 MOST_CHARACTERS: Final = 65_536
 MOST_CHOICES: Final = 4_096
@@ -68,13 +69,15 @@ def _write_schema(value: Any) -> str:
         try:
             value = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise SettingError(f"`json_schema` is no JSON text: {error}; got {excerpt(value)}") from error
+            raise SettingError(about("json_schema", f"is no JSON text: {error}; got {excerpt(value)}")) from error
     if not isinstance(value, (Mapping, bool)):
-        raise SettingError(f"`json_schema` must be a schema (a dict), its JSON text or a type, not {excerpt(value)}")
+        raise SettingError(
+            about("json_schema", f"must be a schema (a dict), its JSON text or a type, not {excerpt(value)}")
+        )
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SettingError(f"`json_schema` holds what JSON has no form for: {error}") from error
+        raise SettingError(about("json_schema", f"holds what JSON has no form for: {error}")) from error
     _check_size("json_schema", text)
     return text
 
@@ -88,14 +91,14 @@ def _make_schema_source(setting: str, text: str) -> GrammarSource:
     schema = json.loads(text)
     is_simple = check_schema(schema)
     if schema is False:
-        raise SettingError("`json_schema` is false: no document keeps it")
+        raise SettingError(about("json_schema", "is false: no document keeps it"))
     schema = {} if schema is True else schema
     defaults = {"whitespace_pattern": _WHITE_SPACE}
     grammar: str = require_library().LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
     return GrammarSource(setting, grammar, text, is_simple)
 
 
-def _read_object(value: Any) -> GrammarSource:  # noqa: ARG001 - it is on
+def _read_object(_: Any) -> GrammarSource:
     return _make_schema_source("json_object", '{"type": "object"}')
 
 
@@ -107,9 +110,9 @@ def _read_regex(value: Any) -> GrammarSource:
 
 def _read_choice(value: Any) -> GrammarSource:
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) and one for one in value):
-        raise SettingError(f"`choice` must be a list of texts that are not empty, but is {excerpt(value)}")
+        raise SettingError(about("choice", f"must be a list of texts that are not empty, but is {excerpt(value)}"))
     if not 1 <= len(value) <= MOST_CHOICES:
-        raise SettingError(f"`choice` has {len(value)} texts; give 1 to {MOST_CHOICES}")
+        raise SettingError(about("choice", f"has {len(value)} texts; give 1 to {MOST_CHOICES}"))
     _check_size("choice", "".join(value))
     schema = "|".join(re.escape(one) for one in sorted(set(value), key=len, reverse=True))
     return GrammarSource(
@@ -123,29 +126,31 @@ def _read_grammar(value: Any) -> GrammarSource:
     try:
         return GrammarSource("grammar", library.grammar_from("gbnf" if "::=" in value else "lark", value))
     except (ValueError, RecursionError) as error:
-        raise SettingError(f"`grammar` can't be read: {error}") from error
+        raise SettingError(about("grammar", f"can't be read: {error}")) from error
 
 
 def _read_tags(value: Any, specials: Container[str]) -> GrammarSource:
     """Free text in which a trigger begins a structure: {"structures": [{begin, schema, end}], "triggers": […]}."""
     wanted = '{"triggers": [text, …], "structures": [{"begin": text, "schema": {…}, "end": text}, …]}'
     if not isinstance(value, Mapping):
-        raise SettingError(f"`structural_tag` must be {wanted}, but is {excerpt(value)}")
+        raise SettingError(about("structural_tag", f"must be {wanted}, but is {excerpt(value)}"))
     triggers: Any = value.get("triggers")
     structures: Any = value.get("structures")
     is_sound = isinstance(triggers, (list, tuple)) and isinstance(structures, (list, tuple)) and structures
     if not is_sound or set(value) - {"type", "triggers", "structures"}:
-        raise SettingError(f"`structural_tag` must be {wanted}, but is {excerpt(value)}")
+        raise SettingError(about("structural_tag", f"must be {wanted}, but is {excerpt(value)}"))
     if max(len(triggers), len(structures)) > MOST_TAGS:
-        raise SettingError(f"`structural_tag` has {len(structures)} structures; at most {MOST_TAGS} are taken")
+        raise SettingError(about("structural_tag", f"has {len(structures)} structures; at most {MOST_TAGS} are taken"))
     rules = []
     for place, one in enumerate(structures):
         if not isinstance(one, Mapping) or not all(isinstance(one.get(name), str) for name in ("begin", "end")):
-            raise SettingError(f"`structural_tag`: structure {place} must be {{begin, schema, end}}: {excerpt(one)}")
+            raise SettingError(
+                about("structural_tag", f": structure {place} must be {{begin, schema, end}}: {excerpt(one)}")
+            )
         begin = one["begin"]
         trigger = next((each for each in triggers if isinstance(each, str) and each and begin.startswith(each)), "")
         if not trigger:
-            raise SettingError(f"`structural_tag`: no trigger begins {excerpt(begin)}")
+            raise SettingError(about("structural_tag", f": no trigger begins {excerpt(begin)}"))
         body = embed_schema(one.get("schema", {}))
         rest = f"{spell(begin[len(trigger) :], specials)} {body} {spell(one['end'], specials)}"
         if trigger in specials:
@@ -163,7 +168,7 @@ def embed_schema(schema: Any) -> str:
     checked = json.loads(_write_schema(schema))
     check_schema(checked)
     if checked is False:
-        raise SettingError("`json_schema` is false: no document keeps it")
+        raise SettingError(about("json_schema", "is false: no document keeps it"))
     whole = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}, **(checked if isinstance(checked, dict) else {})}
     return f"%json {json.dumps(whole, ensure_ascii=False)}"
 
@@ -179,13 +184,13 @@ def spell(text: str, specials: Container[str]) -> str:
 
 def _check_text(setting: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
-        raise SettingError(f"`{setting}` must be a text that is not empty, but is {excerpt(value)}")
+        raise SettingError(about(setting, f"must be a text that is not empty, but is {excerpt(value)}"))
     _check_size(setting, value)
 
 
 def _check_size(setting: str, text: str) -> None:
     if len(text) > MOST_CHARACTERS:
-        raise SettingError(f"`{setting}` has {len(text)} characters; at most {MOST_CHARACTERS} are taken")
+        raise SettingError(about(setting, f"has {len(text)} characters; at most {MOST_CHARACTERS} are taken"))
 
 
 _READERS: Final = {

@@ -14,6 +14,7 @@ from unspool.errors import SettingError
 from unspool.grammar.compiling import Grammar, read_error
 from unspool.grammar.sources import require_library
 from unspool.kernels.cpu.library import count_threads
+from unspool.wording import about
 
 _SPARE = 16  # states that are kept beside those of the last rows
 _MOST_THREADS = 8
@@ -266,6 +267,9 @@ def check_state(state: MatcherState) -> None:
     if not state.is_broken and state.matcher.is_error():
         reason = read_error(state.matcher.get_error())
         raise SettingError(
-            f"`{state.grammar.source.setting}` became too complex after {len(state.tokens)} tokens: {reason}; use a "
-            "simpler pattern or fewer alternatives"
+            about(
+                state.grammar.source.setting,
+                f"became too complex after {len(state.tokens)} tokens: {reason}; use a "
+                "simpler pattern or fewer alternatives",
+            )
         )

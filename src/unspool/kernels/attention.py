@@ -102,7 +102,7 @@ def _is_long(queries: torch.Tensor) -> bool:
 
 
 def _has_cudnn() -> bool:
-    return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]  # torch's own
+    return bool(torch.backends.cuda.cudnn_sdp_enabled())
 
 
 def _attend_explicitly(

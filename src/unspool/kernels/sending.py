@@ -43,7 +43,7 @@ def send_beside(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @cache
 def _open_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def fetch(values: torch.Tensor) -> Fetched:
         return Fetched(values, None)
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+    arrived = torch.cuda.Event()
     arrived.record(find_stream(values.device))
     return Fetched(host, arrived)
 

@@ -244,9 +244,10 @@ def _read_dtype(dtype: Any) -> torch.dtype | None:
         if dtype not in _DTYPES:
             raise SettingError(f"dtype={dtype!r} is not one of {', '.join(_DTYPES)}")
         return _DTYPES[dtype]
-    if dtype is not None and dtype not in _DTYPES.values():
+    found = next((known for known in _DTYPES.values() if known == dtype), None)
+    if dtype is not None and found is None:
         raise SettingError(f"dtype={dtype!r} can't be computed in; use one of {', '.join(_DTYPES)}")
-    return dtype  # type: ignore[no-any-return]  # one of the table's
+    return found
 
 
 def _choose_dtype(source: OpenedModel, device: torch.device) -> torch.dtype:

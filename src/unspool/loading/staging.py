@@ -23,7 +23,7 @@ class Staging:
         held = torch.empty(_BUFFERS, _BUFFER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
         self._buffers = list(held)
         self._arrays = [buffer.numpy() for buffer in self._buffers]
-        self._sent = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]  # torch's
+        self._sent = [torch.cuda.Event() for _ in self._buffers]
         self._turn = 0
         self._threads = ThreadPoolExecutor(_THREADS, "unspool weights")
         self._names: list[str] = []

@@ -14,6 +14,7 @@ from unspool.errors import SettingError
 from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.rows import read_token_ids
 from unspool.numeric import is_number
+from unspool.wording import Setting, word
 
 INF = float("inf")
 MOST_SEQUENCES = 65_536
@@ -74,7 +75,12 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
         outside = sorted({token for ids in self.sequence_bias for token in ids if token >= vocab})
         if outside:
             raise SettingError(
-                f"The model vocabulary size is {vocab}, but `{self._setting}` names these tokens: {outside[:20]}."
+                word(
+                    "The model vocabulary size is {vocab}, but {name} names these tokens: {outside}.",
+                    vocab=vocab,
+                    name=Setting(self._setting),
+                    outside=outside[:20],
+                )
             )
         self._groups = [(ids.to(scores.device), values.to(scores.device)) for ids, values in self._groups]
         self._checked = (vocab, scores.device)

@@ -11,6 +11,7 @@ import torch
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
+from unspool.wording import about
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Context:
     vocab_size: int
     prompt_width: int  # columns of the prompt, padding included
     max_length: int  # columns, prompt included
+    hidden_width: int = 0  # positions of the prompt that no column stands for
     eos_token_ids: tuple[int, ...] = ()
     # (rows, length): what is read, the prompt where nothing else is; or what makes it
     encoder_input_ids: torch.Tensor | Callable[[], torch.Tensor] | None = None
@@ -42,6 +44,12 @@ class Build:
     def value(self) -> Any:
         """The setting that switches the processor on, for the call's rows."""
         return self.get(self.setting)
+
+    @property
+    def columns(self) -> Any:
+        """The same, of a length with the prompt included: the columns that it takes."""
+        value, hidden = self.value, self.context.hidden_width
+        return [max(0, one - hidden) for one in value] if isinstance(value, list) else max(0, value - hidden)
 
     @property
     def is_per_row(self) -> bool:
@@ -72,8 +80,11 @@ class Build:
         for token in _flatten(value):
             if not 0 <= token < self.context.vocab_size:
                 raise SettingError(
-                    f"`{name}` names the token {token}, outside the model's vocabulary of "
-                    f"{self.context.vocab_size} tokens; use ids from 0 to {self.context.vocab_size - 1}"
+                    about(
+                        name,
+                        f"names the token {token}, outside the model's vocabulary of "
+                        f"{self.context.vocab_size} tokens; use ids from 0 to {self.context.vocab_size - 1}",
+                    )
                 )
         return value
 

@@ -252,11 +252,11 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
                 "Shortest sequence, prompt included; no end token before it. min_new_tokens overrides it.",
                 per_row=True,
                 off=(0,),
+                yields_to="min_new_tokens",
             ),
         ),
-        make=lambda kind, build: kind(build.value, build.eos),
+        make=lambda kind, build: kind(build.columns, build.eos),
         needs_eos=True,
-        unless="min_new_tokens",  # which overrides it, as in the reference
     ),
     ProcessorEntry(
         processor=f"{_HERE}.length:MinNewTokensLengthLogitsProcessor",

@@ -38,6 +38,8 @@ def _describe(entry: ProcessorEntry) -> str:
     values = dict.fromkeys(("None", *(_spell(value) for value in entry.off)))
     rows = "yes" if any(parameter.may_be_per_row for parameter in entry.parameters[:1]) else ""
     also = ", ".join(f"`{name}`" for name in entry.reads)
+    if entry.parameters and entry.parameters[0].yields_to:
+        also = f"not read beside `{entry.parameters[0].yields_to}`"
     if entry.unless:
         also = f"replaced where `{entry.unless}` is set"
     return f"| `{find_name(entry.processor)}` | `{entry.setting}` | {', '.join(values)} | {rows} | {also} |"

@@ -55,6 +55,8 @@ def _is_on(entry: ProcessorEntry, build: Build) -> bool:
         return False
     if entry.needs_read and build.context.encoder_input_ids is None and entry.setting not in build.context.asked:
         return False
+    if PARAMETERS[entry.setting].is_overridden(build.settings):
+        return False
     if entry.unless is not None and _is_set(build, entry.unless, PROCESSORS[entry.unless].off):
         return False
     return _is_set(build, entry.setting, entry.off)

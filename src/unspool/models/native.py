@@ -86,14 +86,7 @@ class NativeModel(ABC):
     ) -> Forward:
         """Read new tokens after what the cache holds, and advance the cache."""
 
-    def encode(
-        self,
-        tokens: torch.Tensor | None,  # noqa: ARG002 - the protocol's arguments
-        counts: Sequence[int] | None = None,  # noqa: ARG002 - likewise
-        *,
-        want: Want = LAST,  # noqa: ARG002 - likewise
-        embeds: torch.Tensor | None = None,  # noqa: ARG002 - likewise
-    ) -> Encoded:
+    def encode(self, *_: Any, **__: Any) -> Encoded:
         """Run the encoder, if there is one."""
         raise UnsupportedError(f"{self.info.family} has no encoder")
 

@@ -30,6 +30,7 @@ class Plan:
     seeds: tuple[int, ...] | None  # one for all or one per prompt; None: drawn for this call
     cache_kind: str
     prompt_width: int
+    hidden_width: int = 0  # positions of the prompt that no column stands for
     dola_layers: tuple[int, ...] = ()  # the layers that DoLa chooses among; none without it
     cache_config: Mapping[str, Any] = field(default_factory=dict)  # the kind's options, checked
     drafting: Drafting | None = None

@@ -13,6 +13,7 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.drafters import DRAFTERS, DrafterEntry
 from unspool.plan.strategies import refuse_drafts
 from unspool.plan.tables.drafts import DRAFTS
+from unspool.wording import Setting, about, word
 
 Schedule = Literal["constant", "heuristic", "heuristic_transient"]
 
@@ -68,10 +69,11 @@ def read_drafting(
         _refuse_alone(settings, asked)
         return None
     if len(named) > 1:
-        raise SettingError(f"{_name(named[0])} and {_name(named[1])} name two drafters; give one of them")
+        first, second = map(_name, named[:2])
+        raise SettingError(word("{first} and {second} name two drafters; give one of them", first=first, second=second))
     kind = named[0]
     try:
-        check_methods(ConfigFacts(settings, given={"drafter": _name(kind)}), DRAFTS, refuse_drafts())
+        check_methods(ConfigFacts(settings, given={"source": _name(kind)}), DRAFTS, refuse_drafts())
     except SettingError:
         if has_assistant or _is_asked(kind, asked):
             raise
@@ -104,8 +106,8 @@ def _is_on(settings: GenerationConfig, entry: DrafterEntry) -> bool:
     return value is not None and value not in entry.parameters[0].off
 
 
-def _name(kind: str) -> str:
-    return f"`{DRAFTERS[kind].setting}`"
+def _name(kind: str) -> Setting:
+    return Setting(DRAFTERS[kind].setting)
 
 
 def _is_asked(kind: str, asked: Collection[str]) -> bool:
@@ -114,13 +116,16 @@ def _is_asked(kind: str, asked: Collection[str]) -> bool:
 
 def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
     for names, needed in (
-        (_OF_MODELS, "a draft model: pass assistant_model, or assistant_early_exit"),
-        (_OF_LOOKUP, "prompt lookup: set prompt_lookup_num_tokens, or speculate='auto'"),
+        (_OF_MODELS, "a draft model: pass assistant_model, or {assistant_early_exit}"),
+        (_OF_LOOKUP, "prompt lookup: set {prompt_lookup_num_tokens}, or {speculate:='auto'}"),
         (_OF_TOKENIZERS, "a draft model with another tokenizer: pass assistant_model"),
     ):
         for name in names:
-            if name in asked and getattr(settings, name) is not None:
-                raise SettingError(f"`{name}`={getattr(settings, name)!r} steers {needed}")
+            value = getattr(settings, name)
+            if name in asked and value is not None:
+                raise SettingError(
+                    word("{name:is {value!r}} steers {needed}", name=Setting(name), value=value, needed=word(needed))
+                )
 
 
 def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str], *, looks_up: bool) -> None:
@@ -129,13 +134,20 @@ def _refuse_unread(kind: str, settings: GenerationConfig, asked: Collection[str]
         _OF_LOOKUP if reads_model else _OF_MODELS if kind == "prompt_lookup" else (*_OF_MODELS, *_OF_LOOKUP)
     )
     unread = () if looks_up else unread
-    instead = "its drafter is a model" if reads_model else f"{DRAFTERS[kind].setting} says how many"
+    instead = word("its drafter is a model" if reads_model else "{source} says how many", source=_name(kind))
     if settings.speculate == "auto" and reads_model:
         unread = (*unread, "num_assistant_tokens_schedule")
-        instead = "speculate='auto' chooses the length itself"
+        instead = word("{speculate:is 'auto'} chooses the length itself")
     for name in unread:
         if name in asked and getattr(settings, name) is not None:
-            raise SettingError(f"`{name}` is not read beside {_name(kind)}: {instead}; leave it out")
+            raise SettingError(
+                word(
+                    "{name} is not read beside {source}: {instead}; leave it out",
+                    name=Setting(name),
+                    source=_name(kind),
+                    instead=instead,
+                )
+            )
 
 
 def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relation: Relation) -> None:
@@ -146,8 +158,10 @@ def _refuse_lookbehind(settings: GenerationConfig, asked: Collection[str], relat
     for name in _OF_TOKENIZERS:
         if name in asked and getattr(settings, name) is not None:
             raise SettingError(
-                f"`{name}`={getattr(settings, name)!r} steers guesses that are encoded again for another tokenizer, "
-                f"and here {why}; leave it out"
+                about(
+                    Setting(name, repr(getattr(settings, name))),
+                    f"steers guesses that are encoded again for another tokenizer, and here {why}; leave it out",
+                )
             )
 
 
@@ -171,19 +185,29 @@ def _settle(
     _check_most("num_assistant_tokens", num_tokens, MOST_DRAFTED)
     threshold = settings.assistant_confidence_threshold or 0.0
     if not 0.0 <= threshold <= 1.0:
-        raise SettingError(f"`assistant_confidence_threshold`={threshold} is a probability: give a number from 0 to 1")
+        raise SettingError(
+            about(
+                Setting("assistant_confidence_threshold", str(threshold)),
+                "is a probability: give a number from 0 to 1",
+            )
+        )
     schedule: Schedule = settings.num_assistant_tokens_schedule or "constant"
     layer = settings.assistant_early_exit if kind == "early_exit" else None
     if layer is not None:
         if "early_exit" not in can:
             raise UnsupportedError(
-                "`assistant_early_exit` was asked for, and this model can't stop after its first layers; "
-                "use prompt_lookup_num_tokens, or an assistant_model"
+                word(
+                    "{assistant_early_exit} was asked for, and this model can't stop after its first layers; use "
+                    "{prompt_lookup_num_tokens}, or an assistant_model"
+                )
             )
         if not 1 <= layer < num_layers:
             raise SettingError(
-                f"`assistant_early_exit`={layer} is to name one of the model's layers before its last: it has "
-                f"{num_layers}, so give 1 to {num_layers - 1}"
+                about(
+                    Setting("assistant_early_exit", str(layer)),
+                    f"is to name one of the model's layers before its last: it has {num_layers}, so give 1 to "
+                    f"{num_layers - 1}",
+                )
             )
     return Drafting(
         kind,
@@ -206,4 +230,4 @@ def _read_lookbehind(name: str, value: int | None) -> int:
 
 def _check_most(name: str, value: int, most: int) -> None:
     if not 1 <= value <= most:
-        raise SettingError(f"`{name}`={value} is out of bounds; give 1 to {most}")
+        raise SettingError(about(Setting(name, str(value)), f"is out of bounds; give 1 to {most}"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unspool.config import GenerationConfig
-from unspool.errors import InputError, SettingError
+from unspool.config import PARAMETERS, GenerationConfig
+from unspool.errors import ContextError, SettingError
 from unspool.plan.origins import SPOKEN, Origin
 from unspool.plan.prompt_shape import PromptShape
 from unspool.protocols import ModelInfo
+from unspool.wording import Setting, about, word
 
 
 def decide_length(
@@ -19,7 +20,6 @@ def decide_length(
     counts_new = settings.max_new_tokens is not None and (
         rank["max_new_tokens"] >= rank["max_length"] or settings.max_length is None
     )
-    hidden = shape.longest if shape.has_embeds and shape.width == 0 else 0  # positions that no column stands for
     limits = []
     if counts_new:
         limits.append(shape.width + int(settings.max_new_tokens))
@@ -27,16 +27,20 @@ def decide_length(
         not counts_new or (rank["max_length"] == rank["max_new_tokens"] and rank["max_length"] > 0)
     ):
         # What nobody set counts new tokens, however long the prompt is.
-        limits.append(int(settings.max_length) + (shape.width if not rank["max_length"] else -hidden))
+        limits.append(int(settings.max_length) + (shape.width if not rank["max_length"] else -shape.hidden))
     if not limits:
-        raise SettingError("neither `max_length` nor `max_new_tokens` is set; a generation needs an end")
+        raise SettingError(word("neither {max_length} nor {max_new_tokens} is set; a generation needs an end"))
     longest = min(limits)
     if longest <= shape.width:
         prompt = shape.width or shape.longest
-        how = SPOKEN[origins["max_length"]]
         raise SettingError(
-            f"the prompt has {prompt} tokens and `max_length` is {settings.max_length} ({how}), prompt included; "
-            "set `max_new_tokens` to say how many tokens to add"
+            word(
+                "the prompt has {prompt} tokens and {max_length} is {given} ({origin}), prompt included; set "
+                "{max_new_tokens} to say how many tokens to add",
+                prompt=prompt,
+                given=settings.max_length,
+                origin=SPOKEN[origins["max_length"]],
+            )
         )
     return longest if is_endless else _fit_context(longest, settings, origins, info, shape)
 
@@ -49,7 +53,7 @@ def _fit_context(
         return longest
     which = "prompt" if shape.longest_read == shape.longest else "negative prompt"
     if shape.longest_read >= info.max_context:
-        raise InputError(
+        raise ContextError(
             f"the {which} has {shape.longest_read} tokens and the model's context ends at {info.max_context}; "
             "shorten the prompt, or use a model with a longer context"
         )
@@ -62,36 +66,58 @@ def _fit_context(
         if origins[name] in ("config", "call") and getattr(settings, name) is not None
     ]
     if asked:
-        raise SettingError(
-            f"`{asked[0]}` asks for {longest - shape.width} new tokens after a {which} of {shape.longest_read}, and "
-            f"the model's context ends at {info.max_context}; at most max_new_tokens={room} fit"
+        raise ContextError(
+            word(
+                "{asked} asks for {num_new} new tokens after a {which} of {num_read}, and the model's context ends at "
+                "{end}; at most {max_new_tokens:={room}} fit",
+                asked=Setting(asked[0]),
+                num_new=longest - shape.width,
+                which=which,
+                num_read=shape.longest_read,
+                end=info.max_context,
+                room=room,
+            )
         )
     return shape.width + room
 
 
-def check_reachable(settings: GenerationConfig, origins: Mapping[str, Origin], width: int, max_length: int) -> None:
+def check_reachable(
+    settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, max_length: int
+) -> None:
     """Refuse a place that the caller names and no row gets to; what a model's file says of longer texts may stay."""
+    width = shape.width
     for name, most, counted in (
         ("min_new_tokens", max_length - width, "new tokens"),
-        ("min_length", max_length, "tokens, prompt included"),
+        ("min_length", max_length + shape.hidden, "tokens, prompt included"),
     ):
-        value = getattr(settings, name)
-        if name == "min_length" and settings.min_new_tokens:  # which overrides it
+        if PARAMETERS[name].is_overridden(settings):
             continue
+        value = getattr(settings, name)
         fewest = max(value) if isinstance(value, (list, tuple)) else value or 0
         if fewest > most and origins[name] in ("config", "call"):
             raise SettingError(
-                f"`{name}`={value!r} asks for more than a row can get: this call ends at {most} {counted}; "
-                f"lower it, or raise `max_new_tokens`"
+                word(
+                    "{name:is {value!r}} asks for more than a row can get: this call ends at {most} {counted}; lower "
+                    "it, or raise {max_new_tokens}",
+                    name=Setting(name),
+                    value=value,
+                    most=most,
+                    counted=counted,
+                )
             )
     decays = settings.exponential_decay_length_penalty is not None
     if decays and settings.eos_token_id is None and origins["exponential_decay_length_penalty"] in ("config", "call"):
         raise SettingError(
-            "`exponential_decay_length_penalty` makes the end token likelier, and there is none; set `eos_token_id`"
+            word(
+                "{exponential_decay_length_penalty} makes the end token likelier, and there is none; set {eos_token_id}"
+            )
         )
     forced = settings.forced_bos_token_id
     if forced is not None and forced >= 0 and width != 1 and origins["forced_bos_token_id"] in ("config", "call"):
         raise SettingError(
-            f"`forced_bos_token_id`={forced} forces the second token of a text, and the prompt has {width} already; "
-            "leave it out, or begin with one token"
+            about(
+                Setting("forced_bos_token_id", str(forced)),
+                f"forces the second token of a text, and the prompt has {width} already; leave it out, or "
+                "begin with one token",
+            )
         )

@@ -22,6 +22,11 @@ class PromptShape:
     longest_negative: int = 0  # positions it takes in the decoder
 
     @property
+    def hidden(self) -> int:
+        """Positions that no column stands for: those of embeddings without ids."""
+        return self.longest if self.has_embeds and self.width == 0 else 0
+
+    @property
     def longest_read(self) -> int:
         """Positions of the longest row that is read, guidance's other rows among them."""
         return max(self.longest, self.longest_negative)

@@ -11,6 +11,7 @@ from unspool.config.values import MOST_ROWS
 from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.origins import SPOKEN, Origin
 from unspool.plan.prompt_shape import PromptShape
+from unspool.wording import Setting, about, word
 
 MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates per prompt that a model's own file may ask for
 
@@ -27,8 +28,15 @@ def refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) ->
         if value is None or value == off:
             continue
         raise UnsupportedError(
-            f"`{name}`={value!r}, set {SPOKEN[origins[name]]}, needs {feature}, which this version of unspool "
-            f"does not have yet; pass {name}={off!r} to decode without it"
+            word(
+                "{name:is {value!r}}, set {origin}, needs {feature}, which this version of unspool does not have yet; "
+                "pass {name:={off!r}} to decode without it",
+                name=Setting(name),
+                value=value,
+                origin=SPOKEN[origins[name]],
+                feature=feature,
+                off=off,
+            )
         )
 
 
@@ -36,7 +44,10 @@ def refuse_unused(settings: GenerationConfig, origins: Mapping[str, Origin]) -> 
     for name, reason in find_unused(settings).items():
         # What a model's file suggests for another strategy is no request, and a negative pad token says "none".
         if origins[name] in ("config", "call") and name != "pad_token_id":
-            raise SettingError(f"{reason} (`{name}` was set {SPOKEN[origins[name]]}.)")
+            origin = SPOKEN[origins[name]]
+            raise SettingError(
+                word("{reason} ({name} was set {origin}.)", reason=reason, name=Setting(name), origin=origin)
+            )
 
 
 def check_rows(settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape) -> None:
@@ -44,20 +55,32 @@ def check_rows(settings: GenerationConfig, origins: Mapping[str, Origin], shape:
     copies = int(getattr(settings, name) or 1)
     if shape.num_rows * copies > MOST_ROWS:
         raise SettingError(
-            f"`{name}`={copies} for {shape.num_rows} prompts makes {shape.num_rows * copies} rows; "
-            f"at most {MOST_ROWS} are decoded in one call"
+            about(
+                Setting(name, str(copies)),
+                f"for {shape.num_rows} prompts makes {shape.num_rows * copies} rows; at most {MOST_ROWS} are "
+                "decoded in one call",
+            )
         )
     if (num_candidates := find_num_candidates(settings)) > copies:
         name, copies = "top_k", num_candidates  # of contrastive search
     if copies > MOST_COPIES_OF_MODELS and origins[name] == "model":
         raise SettingError(
-            f"`{name}`={copies}, set {SPOKEN['model']}, is more than the {MOST_COPIES_OF_MODELS} that a file may ask "
-            f"for: memory and time grow with it. Give `{name}` in the call, {copies} if it is meant"
+            word(
+                "{name:is {copies}}, set {origin}, is more than the {most} that a file may ask for: memory and time "
+                "grow with it. Give {name} in the call, {copies} if it is meant",
+                name=Setting(name),
+                copies=copies,
+                origin=SPOKEN["model"],
+                most=MOST_COPIES_OF_MODELS,
+            )
         )
     for name, parameter in PARAMETERS.items():
         value = getattr(settings, name)
         if value is not parameter.default and parameter.holds_rows(value) and len(value) != shape.num_rows:
             raise SettingError(
-                f"`{name}` has {len(value)} values for {shape.num_rows} prompts; "
-                "give one number, or a list with one for each prompt"
+                about(
+                    name,
+                    f"has {len(value)} values for {shape.num_rows} prompts; give one number, or a list with one for "
+                    "each prompt",
+                )
             )

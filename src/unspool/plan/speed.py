@@ -16,6 +16,7 @@ from unspool.plan.prompt_shape import PromptShape
 from unspool.plan.tables.drafts import ASSISTANT, DRAFTED_ROWS, DRAFTED_SINGLY, DRAFTED_STATES, DRAFTED_UNEVENLY
 from unspool.plan.tables.models import COMPILABLE, COMPILED
 from unspool.protocols import ModelInfo
+from unspool.wording import Setting
 
 
 def decide_drafting(
@@ -67,6 +68,8 @@ def decide_compiling(
         return None
     name = "compile_config" if compiling.is_forced else "compile"
     is_plain = shape.cache_is_plain if shape.has_cache else KINDS[cache_kind].is_plain
-    facts = Facts(settings, info, shape, given={"wish": name, "origin": SPOKEN[origins[name]], "is_plain": is_plain})
+    facts = Facts(
+        settings, info, shape, given={"wish": Setting(name), "origin": SPOKEN[origins[name]], "is_plain": is_plain}
+    )
     check_methods(facts, COMPILABLE, *((COMPILED,) if compiling.is_forced else ()))
     return compiling

@@ -16,6 +16,7 @@ from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import check_new
 from unspool.plan.pairs import CallMethod, CallPair, Facts
+from unspool.plan.tables.drafts import DRAFTED
 from unspool.registry import Table, check_maker
 
 if TYPE_CHECKING:
@@ -112,18 +113,18 @@ def check_strategy(facts: Facts) -> None:
     if not entry.parameters:
         return
     setting = entry.parameters[0].name
-    draws = () if entry.may_sample else (CallPair("do_sample", "which draws; leave do_sample out"),)
+    draws = () if entry.may_sample else (CallPair("do_sample", "which draws; leave {do_sample} out"),)
     others = [one for one in STRATEGIES.values() if one.parameters and one is not entry]
     check_methods(
         facts,
         CallMethod(
             setting,
-            f"`{setting}` asks for the strategy {entry.name!r}, and `{{name}}`={{value!r}} for another way to choose "
-            "tokens, {why}",
+            f"{{{setting}}} asks for the strategy {entry.name!r}, and {{name:is {{value!r}}}} for another way to "
+            "choose tokens, {why}",
             (
                 *draws,
-                CallPair("num_beams", "which follows several texts at once; use num_beams=1"),
-                CallPair("penalty_alpha", "contrastive search; leave penalty_alpha out"),
+                CallPair("num_beams", "which follows several texts at once; use {num_beams:=1}"),
+                CallPair("penalty_alpha", "contrastive search; leave {penalty_alpha} out"),
                 *(
                     CallPair(one.parameters[0].name, f"the strategy {one.name!r}; leave one of them out")
                     for one in others
@@ -139,5 +140,4 @@ def refuse_drafts() -> pairs.Method[ConfigFacts]:
     search and sampling."""
     own = [entry.parameters[0].name for entry in STRATEGIES.values() if entry.parameters]
     why = "drafts are checked against greedy search and sampling; leave one of them out"
-    message = "`{name}`={value!r} does not go with a drafter ({drafter}): {why}"
-    return pairs.Method(lambda _: True, message, tuple(pairs.Pair(name, why) for name in own))
+    return pairs.Method(lambda _: True, DRAFTED, tuple(pairs.Pair(name, why) for name in own))

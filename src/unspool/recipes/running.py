@@ -81,11 +81,12 @@ def _execute(files: RecipeFiles) -> Any:
 def _check_function(function: Any, where: str) -> Function:
     if not callable(function):
         raise LoadError(f"`generate` of {where} is not a function")
+    checked: Function = function
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a callable that has no signature
-        return function  # type: ignore[no-any-return]  # any callable
+        return checked
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
     if not takes_all and (not parameters or parameters[0].name != "model"):
         raise LoadError(f"the first argument of {where} must be `model`; a recipe is def generate(model, …)")
-    return function  # type: ignore[no-any-return]  # checked above
+    return checked

@@ -21,8 +21,9 @@ from unspool.grammar.tools import CallFormat
 from unspool.numeric import is_number
 from unspool.server.fields import Found
 from unspool.server.options import ClientLimits
-from unspool.server.refusals import MADE_OF, RequestError, refuse_field, say_to_client
+from unspool.server.refusals import MADE_OF, ClientNames, RequestError, refuse_field
 from unspool.text import Tokenizer
+from unspool.wording import Wording
 
 COMPLETION_TOKENS: Final = 16  # OpenAI's default for completions
 _SEARCHES: Final = ("num_beams", "num_beam_groups", "penalty_alpha", "dola_layers", "force_words_ids")
@@ -173,13 +174,13 @@ def refuse_unused(order: Order) -> None:
             raise refuse_field(order.names[name], _explain_unused(order, name, reason), "without_effect")
 
 
-def _explain_unused(order: Order, name: str, reason: str) -> str:
+def _explain_unused(order: Order, name: str, reason: Wording) -> str:
     """Why a setting has no effect, by what the client has sent and not by what follows from it."""
     settings, named, needed = order.settings, order.names[name], PARAMETERS[name].needs
     if needed and needed[0] == "num_beams" and "num_beams" not in order.names:
         return f"`{named}` is read by beam search alone; send `num_beams` above 1 too, or leave it out"
     if not needed or needed[0] != "do_sample" or "do_sample" in order.names:
-        return say_to_client(reason, order.names)
+        return reason.say(ClientNames(order.names))
     searches = [search for search in _SEARCHES if settings.get(search) not in (None, 0, 1)]
     said = " and ".join(f"`{order.names.get(search, search)}`" for search in searches) or "this request"
     never = {"use_beam_search", "penalty_alpha", "num_beam_groups", "force_words_ids"} & {*searches, *order.names}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from unspool.errors import (
+    ContextError,
     EngineError,
     InputError,
     LoadError,
@@ -18,6 +19,7 @@ from unspool.errors import (
     UnspoolError,
     UnsupportedError,
 )
+from unspool.wording import Names, Setting, Wording
 
 _KINDS: Final = {
     400: "invalid_request_error",
@@ -30,8 +32,6 @@ _KINDS: Final = {
     429: "rate_limit_error",
     501: "not_implemented_error",
 }
-_NAMED: Final = re.compile(r"`(\w+)`")
-_CONTEXT: Final = "the model's context ends at"
 MADE_OF: Final = {
     "bad_words_ids": "bad_words",
     "force_words_ids": "force_words",
@@ -40,15 +40,37 @@ MADE_OF: Final = {
 }
 """Settings that the server makes of fields, whose values are others."""
 
-# What a message may say of a setting that the server has chosen for the client.
-_DRAWING: Final = (
-    (re.compile(r"`do_sample`=True, set in the call,"), "a `temperature` above 0"),
-    (re.compile(r"`?do_sample=True`?"), "a `temperature` above 0"),
-    (re.compile(r"`?do_sample=False`?"), "`temperature=0`"),
-    (re.compile(r"\bdo_sample\b"), "temperature"),
-    (re.compile(r"`constraints` or "), ""),  # Python objects: no client sends them
-)
-_WORD: Final = re.compile(r"`(\w+)`(=(?:'[^']*'|[^\s,;:)]+))?|\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
+
+class ClientNames(Names):
+    """The client's names of settings: the fields that it sent, and those that stand for what it can't send."""
+
+    def __init__(self, sent: Mapping[str, str]) -> None:
+        self.sent = sent  # field by setting
+
+    def word(self, setting: Setting) -> str:
+        """A setting as the client reads it."""
+        field = self._find_field(setting)
+        if setting.name == "do_sample" and field == "temperature":
+            return self._word_drawing(setting.value)
+        if field != setting.name and MADE_OF.get(setting.name) == field:
+            return f"`{field}`"  # the client has sent another value
+        return super().word(replace(setting, name=field))
+
+    def find_param(self, message: Wording) -> str | None:
+        """The field that a message is about: the first that was sent, or the first that it names."""
+        fields = [self._find_field(one) for one in message.settings]
+        sent = set(self.sent.values())
+        return next((field for field in fields if field in sent), fields[0] if fields else None)
+
+    def _find_field(self, setting: Setting) -> str:
+        return self.sent.get(setting.name, "temperature" if setting.name == "do_sample" else setting.name)
+
+    @staticmethod
+    def _word_drawing(value: str | None) -> str:
+        """`do_sample`, which follows from the temperature."""
+        if value is None:
+            return "`temperature`"
+        return "a `temperature` above 0" if value == "True" else "`temperature=0`"
 
 
 class RequestError(UnspoolError):
@@ -87,23 +109,6 @@ def refuse_field(name: str, message: str, code: str | None = None) -> RequestErr
     return RequestError(400, message, param=name, code=code)
 
 
-def say_to_client(message: str, names: Mapping[str, str]) -> str:
-    """A message of the library in the client's names of settings, without any that the client has not sent."""
-
-    def rename(found: re.Match[str]) -> str:
-        setting = found[1] or found[0]
-        field = names.get(setting, setting)
-        if found[1] is None:
-            return field
-        value = found[2] or ""
-        return f"`{field}`" if field != setting and MADE_OF.get(setting) == field else f"`{field}`{value}"
-
-    if "do_sample" not in names:
-        for pattern, words in _DRAWING:
-            message = pattern.sub(words, message)
-    return _WORD.sub(rename, message)
-
-
 def read_error(
     error: BaseException, names: Mapping[str, str] | None = None, *, is_submitted: bool = False
 ) -> RequestError:
@@ -131,11 +136,17 @@ def read_error(
             400, message, code="no_token_left" if isinstance(error, NoTokenLeftError) else "unfulfilled"
         )
     if isinstance(error, SettingError | InputError | UnsupportedError):
-        if names is not None:
-            message = say_to_client(message, names)
-        named, sent = _NAMED.findall(message), set((names or {}).values())
-        param = next((name for name in named if name in sent), named[0] if named else None)
-        return RequestError(400, message, param=param, code="context_length_exceeded" if _CONTEXT in message else None)
+        code = "context_length_exceeded" if isinstance(error, ContextError) else None
+        if error.wording is None:
+            return RequestError(400, message, param=_find_marked(message), code=code)
+        words = ClientNames(names or {})
+        return RequestError(400, error.wording.say(words), param=words.find_param(error.wording), code=code)
     if isinstance(error, MemoryError):
         return RequestError(503, "there is not enough memory for this request", code="no_memory", retry_after=5)
     return RequestError(500, "something went wrong in the server; its log says what, under this request's id")
+
+
+def _find_marked(message: str) -> str | None:
+    """The first name that a message marks."""
+    marked = message.split("`")[1:2]
+    return marked[0] if marked else None

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,9 @@ _WAITING = 1 << 16  # the server bounds what waits itself, and answers 429
 
 def require_packages() -> None:
     """Raise where what a server needs is not installed."""
-    try:
-        import msgspec  # noqa: F401 - is it there?
-        import starlette  # noqa: F401 - is it there?
-        import uvicorn  # noqa: F401 - is it there?
-    except ImportError as error:
-        raise MissingExtraError(error.name or "starlette", "serve", "a server") from error
+    for package in ("msgspec", "starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "serve", "a server")
 
 
 def asgi(models: Any, **options: Any) -> Any:

@@ -31,7 +31,7 @@ class StopContext:
         return None if value in parameter.off else value
 
 
-def take_setting(stop: Any, value: Any, context: StopContext) -> Any:  # noqa: ARG001 - what makers are given
+def take_setting(stop: Any, value: Any, _: StopContext) -> Any:
     """The stop made from the setting that switches it on and nothing else."""
     return stop(value)
 

@@ -40,7 +40,7 @@ class WatermarkDetector:
     def __init__(
         self,
         model_config: Any,
-        device: Any,  # noqa: ARG002 - the reference's argument; marks are the same on all devices
+        device: Any,  # the reference's argument; marks are the same on all devices
         watermarking_config: BaseWatermarkingConfig | Mapping[str, Any],
         ignore_repeated_ngrams: bool = False,
         max_cache_size: int = 128,

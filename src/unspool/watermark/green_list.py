@@ -83,7 +83,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
     def __init__(
         self,
         vocab_size: int,
-        device: Any,  # noqa: ARG002 - the reference's argument; green lists are the same on all devices
+        device: Any,  # the reference's argument; green lists are the same on all devices
         greenlist_ratio: float = 0.25,
         bias: float = 2.0,
         hashing_key: int = 15485863,
@@ -130,7 +130,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         """Whether tokens (n,) are on the green lists of their contexts (n, width): (n,) bool."""
         return are_first(self.find_seeds(contexts), tokens, self.vocab_size, self.greenlist_size)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """The scores with `bias` added on the green lists; unchanged while the text is shorter than the context."""
         if scores.shape[-1] != self.vocab_size:
             raise InputError(
@@ -153,7 +153,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         bits = self._lists.find(seeds.tolist())
         return raise_listed(scores, bits.to(scores.device), self.bias)
 
-    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:  # noqa: ARG002
+    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:
         """The library's calls for every step."""
         marks = find_marks() if ids.device.type == "cpu" and vocab == self.vocab_size else None
         if marks is None:

@@ -39,7 +39,7 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
     def __init__(
         self,
         vocab_size: int,
-        device: Any,  # noqa: ARG002 - as the other watermarks' processors; the noise is the same on all devices
+        device: Any,  # as the other watermarks' processors; the noise is the same on all devices
         hashing_key: int = 15485863,
         context_width: int = 4,
         *,

@@ -78,7 +78,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         chosen.prompt_width = prompt_width
         return chosen
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Log-probabilities of the tournament's winner; the scores unchanged if the context is a repeated one."""
         self._check_input_ids_shape(input_ids)
         if self.debug_mode:
@@ -91,7 +91,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         contexts, repeated = read_contexts(text, 1, self._hash, mixes=False)
         return mark_scores(scores, self.packed, contexts, repeated)
 
-    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:  # noqa: ARG002
+    def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:
         """The library's tournament for every step."""
         marks = find_marks() if ids.device.type == "cpu" else None
         if marks is None or self.debug_mode:

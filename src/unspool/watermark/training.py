@@ -63,7 +63,7 @@ def train_detector(
         for epoch in range(NUM_EPOCHS):
             optimiser.zero_grad()
             loss = _find_loss(model, used, penalty)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             if report is not None:
                 report(number * NUM_EPOCHS + epoch + 1, len(PENALTIES) * NUM_EPOCHS)

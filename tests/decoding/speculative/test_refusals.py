@@ -40,8 +40,8 @@ def test_states_of_several_rows(name: str) -> None:
     ("other", "instead"),
     [
         ({"num_beams": 2}, "num_beams=1"),
-        ({"use_cache": False}, "leave use_cache on"),
-        ({"do_sample": True, "mirostat_tau": 3.0}, "top_p or min_p"),
+        ({"use_cache": False}, "leave `use_cache` on"),
+        ({"do_sample": True, "mirostat_tau": 3.0}, "`top_p` or `min_p`"),
     ],
 )
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_what_decides_tokens_otherwise(drafter: dict[str, Any], other: dict[str,
 @pytest.mark.parametrize(
     ("other", "instead"),
     [
-        ({"penalty_alpha": 0.6, "top_k": 4}, "leave penalty_alpha out"),
-        ({"dola_layers": "low"}, "leave dola_layers out"),
-        ({"guidance_scale": 2.0}, "leave guidance_scale out"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "leave `penalty_alpha` out"),
+        ({"dola_layers": "low"}, "leave `dola_layers` out"),
+        ({"guidance_scale": 2.0}, "leave `guidance_scale` out"),
         ({"num_beams": 2, "force_words_ids": [[1]]}, "num_beams"),
     ],
 )

@@ -10,8 +10,12 @@ from unspool.cache.span import Mask, Span, see_positions
 class KeysInView:
     """The keys that a pass reads; by default every key stands at the index of its position."""
 
-    sees_by_position: bool = False  # keys are packed, and their attention works out itself what may be seen
     is_in_order: bool = True  # the keys in view stand at the indices of their positions, for all rows alike
+
+    @property
+    def sees_by_position(self) -> bool:
+        """Whether keys are packed, and their attention works out itself what may be seen."""
+        return False
 
     def mask(self, span: Span, window: int | None = None) -> Mask:
         """What the span's queries may see among the `span.stop` keys in view."""

@@ -37,7 +37,7 @@ class StreamLane:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self._stream: Any = torch.cuda.Stream(device)
 
     def carry(self, copies: Iterable[Copy]) -> Any:
         stream = self._stream

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class BlockStore(PooledStore):
     """Keys and values in blocks, which rows take as they grow, share, and give back."""
 
+    is_trying: bool = False
+
     def __init__(self, pool: BlockPool, windows: Sequence[int | None] = ()) -> None:
         super().__init__(pool)
         self.windows = tuple(windows)

@@ -39,6 +39,8 @@ class _LongPass:
 class PackedBlockStore(PooledStore):
     """Packed blocks, and after each row's last one plain blocks of what is recent."""
 
+    is_trying: bool = False
+
     def __init__(self, config: QuantizedCacheConfig, fit: Fit, pool: BlockPool, packed_pool: BlockPool) -> None:
         super().__init__(pool)
         self.config, self._fit, self.packed_pool = config, fit, packed_pool
@@ -112,7 +114,7 @@ class PackedBlockStore(PooledStore):
         return torch.tensor(self.num_packed, dtype=torch.int32, device=device)
 
     @property
-    def sees_by_position(self) -> bool:  # type: ignore[override]  # it depends on the pass
+    def sees_by_position(self) -> bool:
         return self._view is not None
 
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[Any, Any]:

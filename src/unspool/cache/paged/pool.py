@@ -278,7 +278,7 @@ class BlockPool:
             stream = find_stream(self.buffers[0].device)
             event = self._returns.get(stream.cuda_stream)
             if event is None:
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+                event = torch.cuda.Event()
                 self._returns[stream.cuda_stream] = event
             event.record(stream)  # anew: what waits for it waits for all that the stream has to do by then
 

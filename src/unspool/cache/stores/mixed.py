@@ -47,7 +47,7 @@ class MixedStore(Store):
         return sum(store.num_layers for store in self._all())
 
     @property
-    def is_trying(self) -> bool:  # type: ignore[override]  # the parts say it
+    def is_trying(self) -> bool:
         return any(store.is_trying for store in self._all())
 
     def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:

@@ -8,15 +8,16 @@ Rolling back into a packed block unpacks what stays of it; packed again, a numbe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
 from typing import Any, Final
 
 import torch
 
-from unspool.cache.places import Landing, PackedPlaces, Places
+from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span, see_positions
 from unspool.cache.stores.memory import KeyFormat, Room, split, take_memory
 from unspool.cache.stores.packed_layer import LayerBlocks, pack_recent
+from unspool.cache.stores.packed_pass import NearView, PassView, SentNumbers
+from unspool.cache.stores.packed_places import KnownPlaces
 from unspool.cache.stores.packed_window import WindowBlocks
 from unspool.cache.stores.quantization import QuantizedCacheConfig
 from unspool.cache.stores.store import Store
@@ -34,6 +35,8 @@ _WINDOW_SHARE: Final = 4  # a window has room for this part of itself more, so t
 class PackedStore(Store):
     """Layers that pack what is no longer recent; those with a window let go of blocks that are out of view."""
 
+    is_trying: bool = False
+
     def __init__(
         self,
         config: QuantizedCacheConfig,
@@ -48,11 +51,9 @@ class PackedStore(Store):
         self.num_places = self._round_up(max(0, room.positions - config.residual_length))
         self.num_slots = config.residual_length + self._block + (TRIAL_ROOM if room.is_fixed else STEP_ROOM)
         self.layers: list[LayerBlocks] = []
-        self._view: PackedView | None = None  # what queries look through; None while nothing is packed
-        self._near: PackedView | None = None  # the same for layers with a window
-        self._columns: torch.Tensor | None = None  # slots that the pass writes, if it reads buffers whole
-        self._counts, self._bases = _Sent(room.rows), _Sent(room.rows)
-        self._places: Places | None = None
+        self._pass: PassView | None = None  # None while nothing is packed
+        self._counts, self._bases = SentNumbers(room.rows), SentNumbers(room.rows)
+        self._places = KnownPlaces(is_linked=is_linked)
 
     @property
     def num_layers(self) -> int:
@@ -117,7 +118,7 @@ class PackedStore(Store):
             return
         places = max(0, stop - self.config.residual_length) // self._block * self._block
         if places > self.num_places:
-            self._places = None  # or it would keep the old ones
+            self._places.forget()
             more = max(_CHUNK, self.num_places // _SHARE)
             self.num_places = self._round_up(max(places, self.num_places + more))
         for layer in self.layers:
@@ -131,7 +132,7 @@ class PackedStore(Store):
     def begin(self, span: Span) -> None:
         for layer in self.layers:
             layer.forget_pass()
-        self._view = self._near = self._columns = None
+        self._pass = None
         if not self.layers:
             return
         packed, device = self.layers[0].first_recent, span.positions.device
@@ -140,27 +141,30 @@ class PackedStore(Store):
         if not is_whole and not any(packed):
             return
         counts = self._counts.send(packed, device)
-        if is_whole:
-            self._columns = span.positions - counts[:, None]
-        num_places = self.num_places if is_whole else max(packed)
-        self._view = PackedView(list(packed), counts, span.positions, num_places)
+        view = PackedView(list(packed), counts, span.positions, self.num_places if is_whole else max(packed))
+        near = None
         if (slider := self._slider) is not None:
             bases = self._bases.send(slider.bases, device)
             num_places = slider.keys.num_positions if is_whole else max(slider.num_packed)
-            self._near = PackedView(
-                list(slider.num_packed), counts - bases, span.positions - bases[:, None], num_places
+            positions = span.positions - bases[:, None]
+            near = NearView(
+                PackedView(list(slider.num_packed), counts - bases, positions, num_places), list(slider.bases)
             )
+        self._pass = PassView(view, near, span.positions - counts[:, None] if is_whole else None)
 
     @property
-    def sees_by_position(self) -> bool:  # type: ignore[override]  # it depends on the pass
-        return self._view is not None
+    def sees_by_position(self) -> bool:
+        return self._pass is not None
 
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[Any, Any]:
         """Store keys and values; return both as `PackedKeys`, or as plain tensors while nothing is packed."""
         self._ensure_layer(layer, kv.shape[0], kv)
-        recent = self.layers[layer].write(span, kv, self._columns)
-        view = self._view if self._find_window(layer) is None else self._near
-        return split(recent) if view is None else self.layers[layer].show(recent, view)
+        held, seen = self.layers[layer], self._pass
+        if seen is None:
+            return split(held.write(span, kv))
+        view = seen.view if self._find_window(layer) is None else seen.near_view
+        recent = held.write(span, kv, seen.columns)
+        return split(recent) if view is None else held.show(recent, view)
 
     def append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store a pass of one layer alone; return all its keys and values, what was packed before unpacked."""
@@ -191,31 +195,23 @@ class PackedStore(Store):
 
     # --- what is in view -----------------------------------------------------------------------------
     def is_in_order(self, window: int | None) -> bool:
-        return window is None or self._near is None
+        return self._find_near(window) is None
 
     def mask(self, span: Span, window: int | None) -> Mask:
         """For layers with a window, by the rows' own indices."""
-        if window is None or self._near is None:
-            return see_positions(span, window)
-        queries = self._near.positions[:, None, :, None]
-        keys = torch.arange(self._count_kept(span), device=queries.device)
-        return (keys <= queries) & (keys > queries - window)
+        near = self._find_near(window)
+        return see_positions(span, window) if near is None or window is None else near.mask(span, window)
 
     def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
-        if window is None or self._near is None:
-            return super().key_positions(span, window)
-        bases = span.positions[:, :1] - self._near.positions[:, :1]
-        return bases + torch.arange(self._count_kept(span), device=bases.device)
+        near = self._find_near(window)
+        return super().key_positions(span, window) if near is None else near.key_positions(span)
 
-    def _count_kept(self, span: Span) -> int:
-        """Keys in view of layers with a window, of the row that has the most."""
-        slider = self._slider
-        assert slider is not None
-        return max(start - base for start, base in zip(span.starts, slider.bases, strict=True)) + span.num_new
+    def _find_near(self, window: int | None) -> NearView | None:
+        return None if window is None or self._pass is None else self._pass.near
 
     # --- rows ----------------------------------------------------------------------------------------
     def select(self, index: Sequence[int], lengths: Sequence[int]) -> None:  # layers know themselves
-        self._places = None  # or it would keep the old ones
+        self._places.forget()
         for layer in self.layers:
             layer.select(index, is_fixed=self.room.is_fixed)
 
@@ -236,7 +232,7 @@ class PackedStore(Store):
             raise SettingError("rows of another max_cache_len can't join where every layer has a window")
         self.catch_up(mine)
         other.catch_up(theirs)
-        self._places = None  # or it would keep the old ones
+        self._places.forget()
         if not self.layers:
             taken = other.take_rows(range(len(theirs)), theirs)
             self.layers, self.num_places, self.num_slots = taken.layers, taken.num_places, taken.num_slots
@@ -289,35 +285,7 @@ class PackedStore(Store):
         return [layer.recent for layer in self.layers]
 
     def places(self) -> Places | None:
-        if not self.layers:
-            return Places([])
-        known, slider = self._places, self._slider
-        counts, bases = self.layers[0].first_recent, None if slider is None else list(slider.bases)
-        if (
-            known is not None
-            and known.packed is not None
-            and known.packed.num_packed == counts
-            and known.packed.bases == bases
-            and all(map(is_, known.buffers, self.held()))
-            and all(shown[0] is layer.keys.codes for shown, layer in zip(known.packed.layers, self.layers, strict=True))
-        ):
-            return known
-        layers: list[tuple[torch.Tensor, ...]] = [layer.tensors()[:-1] for layer in self.layers]
-        schemes = (self.layers[0].keys.scheme, self.layers[0].values.scheme)
-        sliding = None if slider is None else [window is not None for window in self.windows]
-        packed = PackedPlaces(layers, schemes, self.num_places, list(counts), sliding, bases)
-        landing = known.landing if known is not None else None
-        if landing is None or any(home[0] is not layer[0] for home, layer in zip(landing.homes, layers, strict=True)):
-            landing = self._make_landing(layers)
-        self._places = Places(self.held(), packed=packed, landing=landing)
-        return self._places
-
-    def _make_landing(self, layers: list[tuple[torch.Tensor, ...]]) -> Landing | None:
-        """Where captured steps bring packed blocks before they read them; None if they read them as they lie."""
-        if not self.is_linked:
-            return None
-        first, second = (tuple(map(torch.zeros_like, layers[0])) for _ in range(2))
-        return Landing(tuple(range(len(layers))), layers, (first, second))
+        return self._places.find(self.layers, self._slider, self.num_places) if self.layers else Places([])
 
     def read(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         held = self.layers[layer]
@@ -366,24 +334,3 @@ def _read_layer(
     keys, values = layer.show(recent, view)
     kept = stop - min(layer.bases)
     return keys.unpack(kept), values.unpack(kept)
-
-
-class _Sent:
-    """A number per row on a device, which is sent when it has changed and not once a step."""
-
-    def __init__(self, rows: int | None) -> None:
-        self._rows = rows or 0  # it stays where it is for so many
-        self._numbers: list[int] = []
-        self._buffer: torch.Tensor | None = None
-
-    def send(self, numbers: list[int], device: torch.device) -> torch.Tensor:
-        """The numbers on the device: (rows,) int32."""
-        buffer, rows = self._buffer, len(numbers)
-        if buffer is None or buffer.device != device or rows > len(buffer):
-            with torch.inference_mode(False):  # or it could not be changed outside of that mode
-                self._buffer = buffer = torch.zeros(max(rows, self._rows), dtype=torch.int32, device=device)
-            self._numbers = []
-        if numbers != self._numbers:
-            buffer[:rows] = torch.tensor(numbers, dtype=torch.int32)
-            self._numbers = list(numbers)
-        return buffer[:rows]

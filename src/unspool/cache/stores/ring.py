@@ -59,7 +59,7 @@ class RingStore(PlainStore):
         self.tried: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # what passes wrote over, and wrote, by layer
 
     @property
-    def is_trying(self) -> bool:  # type: ignore[override]  # the trial says it
+    def is_trying(self) -> bool:
         return self.trial is not None
 
     # --- a pass --------------------------------------------------------------------------------------
@@ -198,8 +198,7 @@ class RingStore(PlainStore):
                 [self.trial.lengths[row] for row in index], [move.select(chosen) for move in self.trial.moves]
             )
             self.tried = [
-                [tuple(part[chosen.to(part.device)] for part in both) for both in tried]  # type: ignore[misc]  # of two
-                for tried in self.tried
+                [(old[chosen.to(old.device)], new[chosen.to(new.device)]) for old, new in tried] for tried in self.tried
             ]
 
     def join(self, other: PlainStore, mine: Sequence[int], theirs: Sequence[int]) -> None:

@@ -95,7 +95,7 @@ class StateStore(Store):
         """Nothing to do: all layers' states are there."""
 
     @property
-    def is_trying(self) -> bool:  # type: ignore[override]  # the trial says it
+    def is_trying(self) -> bool:
         return self._trial is not None
 
     # --- a pass: `extend` and `next_ssm` in every layer, instead of `write` ---------------------------

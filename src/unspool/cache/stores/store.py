@@ -19,8 +19,15 @@ from unspool.kernels.ragged import Ragged
 class Store(ABC):
     """Keys and values of layers that hold them alike, numbered from 0 in each store."""
 
-    is_trying: bool = False  # a trial has begun, which keeps what its passes write over
-    sees_by_position: bool = False  # keys of this pass are packed, and attention works out what may be seen
+    @property
+    def is_trying(self) -> bool:
+        """Whether a trial has begun, which keeps what its passes write over."""
+        return False
+
+    @property
+    def sees_by_position(self) -> bool:
+        """Whether keys of this pass are packed, and attention works out what may be seen."""
+        return False
 
     @property
     @abstractmethod
@@ -43,14 +50,14 @@ class Store(ABC):
             self.add_layer(layer, rows, KeyFormat.of(kv))
 
     # --- a pass --------------------------------------------------------------------------------------
-    def open(self, rows: int) -> None:  # noqa: B027 - most stores have nothing to do
+    def open(self, rows: int) -> None:
         """Begin with rows that hold nothing."""
 
     @abstractmethod
     def reserve(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         """Make room for every row from its start to its stop, or raise and change nothing; the pass ends at `stop`."""
 
-    def begin(self, span: Span) -> None:  # noqa: B027 - most stores have nothing to do
+    def begin(self, span: Span) -> None:
         """Work out once what all layers of a pass need."""
 
     @abstractmethod
@@ -61,10 +68,10 @@ class Store(ABC):
         """Store real tokens `kv` (tokens, 2, heads, width); return keys and values (rows, room, heads, width)."""
         raise NotImplementedError
 
-    def end(self, lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
+    def end(self, lengths: Sequence[int]) -> None:
         """Close a pass, after which rows have these lengths."""
 
-    def catch_up(self, lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
+    def catch_up(self, lengths: Sequence[int]) -> None:
         """Do what is due after steps that wrote by address, which nobody ends."""
 
     def count_steps(self, lengths: Sequence[int]) -> int | None:
@@ -105,13 +112,13 @@ class Store(ABC):
     def join(self, other: Any, mine: Sequence[int], theirs: Sequence[int]) -> None:
         """Take in another store's rows of lengths `theirs` after its own, or raise and change nothing."""
 
-    def begin_trial(self, lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
+    def begin_trial(self, lengths: Sequence[int]) -> None:
         """Keep from now on what it takes to go back to any length since."""
 
-    def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
+    def check_truncation(self, held: Sequence[int], lengths: Sequence[int]) -> None:
         """Raise if rows that hold `held` positions can't go back to `lengths`."""
 
-    def truncate(self, lengths: Sequence[int]) -> None:  # noqa: B027 - most stores have nothing to do
+    def truncate(self, lengths: Sequence[int]) -> None:
         """Go back to lengths that were checked; ends a trial."""
 
     def clear(self) -> None:

@@ -52,13 +52,13 @@ class Readout:
     def select_rows(self, index: Sequence[int]) -> None:
         """Follow rows of the call that are repeated or stay."""
 
-    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # noqa: ARG002 - others need them
+    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:
         """The logits of a pass for the call's rows; with `normalise` log-probabilities are given, as beams need."""
         logits = forward.logits.float()
         if normalise:
             return Scores(logits, log_probabilities(logits))
         return Scores(logits, logits, forward.likeliest, forward.epilogue)
 
-    def result(self, emitted: Sequence[Sequence[int]]) -> dict[str, Any]:  # noqa: ARG002 - others need them
+    def result(self, emitted: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Fields that it adds to the output, given each row's new tokens."""
         return {}

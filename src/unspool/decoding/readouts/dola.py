@@ -35,7 +35,7 @@ class Dola(Readout):
         # An observer is shown the layers' logits, which a pass that contrasts them itself does not return.
         return replace(want, early=self._layers, epilogue=self._contrast if self.observer is None else None)
 
-    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # noqa: ARG002 - beams are refused
+    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # no beams, so no `normalise`
         """The contrast of the last layer with the chosen one; the model's own logits stay the last layer's."""
         logits = forward.logits.float()
         read: ReadLogits | None = forward.epilogue

@@ -80,7 +80,7 @@ class Guidance(Readout):
         self._lengths = [self._lengths[row] for row in index]
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
 
-    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # noqa: ARG002 - they are, for both
+    def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # both are normalised always
         """Guided log-probabilities, not normalised again: as in the reference, `renormalize_logits` does that."""
         logits, num_rows = forward.logits.float(), len(rows)  # (2 * rows, vocab)
         read: ReadLogits | None = forward.epilogue

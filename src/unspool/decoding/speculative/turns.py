@@ -227,7 +227,7 @@ class SpeculativeTurns:
             spread = None if tail is None else _spread(tail, num_rows, num_positions)
             chosen = choose_token(flat, uniforms, spread)
         table = fetch(chosen.view(num_rows, num_positions).t()).read().tolist()
-        return lambda depth, places: table[depth]  # noqa: ARG005 - all rows' are known
+        return lambda depth, _: table[depth]  # all rows' are known
 
     def _choose_by_depth(self, draft: Draft, logits: torch.Tensor) -> Choose:
         """A position's token once those before it stand: no processor is shown a text that was refused."""

@@ -49,6 +49,10 @@ class Costs:
     """What passes take: plain ones, and checks by the number of tokens drafted."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Measure everything anew: rows have left."""
         self._plain: deque[float] = deque(maxlen=MEMORY)
         self._checks: dict[int, deque[float]] = {}
         self._drafts: deque[float] = deque(maxlen=MEMORY)  # seconds a token
@@ -76,10 +80,6 @@ class Costs:
             return
         self._checks.setdefault(longest, deque(maxlen=MEMORY)).append(turn.check_seconds)
         self._drafts.append(turn.draft_seconds / longest)
-
-    def forget(self) -> None:
-        """Measure everything anew: rows have left."""
-        self.__init__()  # type: ignore[misc]  # back to how it began
 
     def of_check(self, num_drafted: int) -> float:
         """Seconds to check a draft, between or beyond the lengths that were measured."""

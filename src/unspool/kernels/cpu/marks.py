@@ -223,7 +223,7 @@ class Marks:
 
 @lru_cache(maxsize=4)
 def list_divisors(count: int, num_first: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-    """What tells if a word is divisible by count - i: the inverse of the odd part, the powers of two, the limit."""
+    """What decides if a word is divisible by count - i: the inverse of the odd part, the powers of two, the limit."""
     divisors = count - np.arange(num_first, dtype=np.int64)
     powers = divisors & -divisors
     odd = (divisors // powers).astype(np.uint32)

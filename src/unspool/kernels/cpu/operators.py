@@ -29,9 +29,9 @@ def multiply_packed(
 @multiply_packed.register_fake
 def _(
     x: torch.Tensor,
-    tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
-    bias: torch.Tensor | None,  # noqa: ARG001 - likewise
-    kind: AnyKind,  # noqa: ARG001 - likewise
+    tiles: torch.Tensor,
+    bias: torch.Tensor | None,
+    kind: AnyKind,
     num_rows: int,
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], num_rows)
@@ -57,9 +57,9 @@ def read_packed_rows(
 @read_packed_rows.register_fake
 def _(
     index: torch.Tensor,
-    tiles: torch.Tensor,  # noqa: ARG001 - the operator's arguments
-    kind: AnyKind,  # noqa: ARG001 - likewise
-    num_rows: int,  # noqa: ARG001 - likewise
+    tiles: torch.Tensor,
+    kind: AnyKind,
+    num_rows: int,
     num_columns: int,
 ) -> torch.Tensor:
     return index.new_empty(*index.shape, num_columns, dtype=torch.float32)

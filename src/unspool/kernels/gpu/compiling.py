@@ -24,7 +24,7 @@ _PLAIN: Final = (int, float, bool, str, type(None))  # what JSON gives back as i
 
 @once
 def find_triton_key() -> str:
-    """What tells this Triton from others: the sizes of its files, and when they were written.
+    """What distinguishes this Triton from others: the sizes of its files, and when they were written.
 
     Triton's own key is a hash of all that they hold, 400 MB: a quarter of a second, and seconds where no other process
     has read them before.

@@ -17,7 +17,7 @@ def read_lines(function: Any) -> tuple[list[str], int]:
     lines, first = linecache.getlines(code.co_filename), code.co_firstlineno
     ends = [last for _, last, column, _ in code.co_positions() if last is not None and column is not None]
     end = max(ends, default=first)
-    if end == first or end > len(lines):  # Python was told to keep no positions, or the file has changed
+    if end == first or end > len(lines):  # Python keeps no positions, or the file has changed
         return inspect.getsourcelines(function)
     return lines[first - 1 : end], first
 

@@ -147,14 +147,7 @@ class AdaptedDecoder(AdaptedModel):
         return f"{OWN_FORWARD}: {self.why_not_native}" if self.why_not_native else OWN_FORWARD
 
     # --- the rest of the protocol ---------------------------------------------------------------
-    def encode(
-        self,
-        tokens: torch.Tensor | None,  # noqa: ARG002 - the protocol's arguments
-        counts: Sequence[int] | None = None,  # noqa: ARG002
-        *,
-        want: Want = LAST,  # noqa: ARG002
-        embeds: torch.Tensor | None = None,  # noqa: ARG002
-    ) -> Encoded:
+    def encode(self, *_: Any, **__: Any) -> Encoded:
         """Run the encoder, if there is one."""
         raise UnsupportedError(f"{self.info.family} has no encoder")
 

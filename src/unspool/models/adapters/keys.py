@@ -32,19 +32,19 @@ class PassKeys:
         """Keep a layer's new keys and values (rows, heads, new, width); return all of them."""
         return self._pass.update(layer_idx, key_states, value_states)
 
-    def get_seq_length(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002 - all layers hold as much
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:  # all layers hold as much
         """Columns before this pass."""
         return self._pass.num_before
 
-    def get_query_offset(self, layer_idx: int | None = 0) -> int:  # noqa: ARG002
+    def get_query_offset(self, layer_idx: int | None = 0) -> int:
         """The column of the pass's first query."""
         return self._pass.num_before
 
-    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
         """The number of columns of a mask, and the index of the first."""
         return self._pass.num_columns, 0
 
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         """The most positions: unbounded."""
         return -1
 

@@ -29,7 +29,7 @@ def dress_output(output: Output, core: Any, mask: torch.Tensor | None) -> Any:
 
     kind = getattr(theirs, type(output).__name__)
     own = {field.name for field in fields(kind)}
-    values = {field.name: getattr(output, field.name) for field in fields(output)}  # type: ignore[arg-type]  # as all outputs
+    values = {field.name: getattr(output, field.name) for field in fields(output)}
     widths = core.description.widths if isinstance(core, AdaptedModel) else {}
     values["past_key_values"] = dress_cache(values.get("past_key_values"), mask, find_turned(core), widths)
     made = kind(**{name: value for name, value in values.items() if name in own})

@@ -31,37 +31,11 @@ def run_own_loop(model: Any, inputs: Any, arguments: Mapping[str, Any], given: M
 
     `arguments` are those of generate() that have a name of their own, `given` its settings and the model's inputs.
     """
-    kind = type(model).__name__
-    _refuse(kind, arguments)
+    _refuse(type(model).__name__, arguments)
     config, kwargs = model._prepare_generation_config(arguments.get("generation_config"), **given)
-    for name in kwargs:
-        if name in PARAMETERS and name not in ("output_attentions", "output_hidden_states"):
-            raise SettingError(f"`{name}` is not applied by the decoding loop of {kind}; leave it out")
-    mode = config.get_generation_mode()
-    has_heads = bool(getattr(config, "use_mtp", None))
-    if mode not in (("assisted_generation",) if has_heads else ("greedy_search", "sample")):
-        why = "`use_mtp` drafts" if has_heads else f"{kind} has a decoding loop of its own"
-        raise UnsupportedError(f"{why}, for greedy search and sampling alone; leave the settings of {mode} out")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"`use_mtp` is for decoders, and {kind} has an encoder; leave it out")
-    model._validate_model_kwargs(dict(kwargs))
-    has_mask = kwargs.get("attention_mask") is not None
-    value, name, kwargs = model._prepare_model_inputs(inputs, config.bos_token_id, kwargs)
-    rows, device = value.shape[0], value.device
-    call_known(model._prepare_special_tokens, config, has_mask, device=device, batch_size=rows)
-    taken = set(inspect.signature(model.forward).parameters)
-    if name == "inputs_embeds":
-        config.use_cache = True
-    if not has_mask and "attention_mask" in taken:
-        kwargs["attention_mask"] = model._prepare_attention_mask_for_generation(value, config, kwargs)
-    if kwargs.get("position_ids") is None and "position_ids" in taken:
-        kwargs["position_ids"] = model._prepare_position_ids_for_generation(value, kwargs)
-    ids = value if name == "input_ids" else kwargs.pop("input_ids", None)
-    if ids is None:
-        raise InputError(f"{kind} was given no input_ids")
-    ids, kwargs = model._expand_inputs_for_generation(
-        input_ids=ids, expand_size=config.num_return_sequences or 1, is_encoder_decoder=False, **kwargs
-    )
+    mode = _check_config(model, config, kwargs)
+    ids, value, name, kwargs = _prepare_inputs(model, inputs, config, kwargs)
+    device = value.device
     streamer = arguments.get("streamer")
     if streamer is not None:
         streamer.put(ids.cpu())
@@ -94,7 +68,7 @@ def run_own_loop(model: Any, inputs: Any, arguments: Mapping[str, Any], given: M
         tokenizer=None,
     )
     loop = model._sample
-    if has_heads:
+    if mode == "assisted_generation":  # by the heads
         loop, kwargs["inputs_tensor"] = model._assisted_decoding, value
     with set_evaluating(model):
         return loop(
@@ -116,6 +90,46 @@ def _refuse(kind: str, arguments: Mapping[str, Any]) -> None:
         raise SettingError(
             f"the decoding loop of {kind} needs the model's own settings; leave `use_model_defaults` out"
         )
+
+
+def _check_config(model: Any, config: Any, kwargs: Mapping[str, Any]) -> str:
+    """The way to decode that the settings ask for; raises for one that the loop does not have."""
+    kind = type(model).__name__
+    for name in kwargs:
+        if name in PARAMETERS and name not in ("output_attentions", "output_hidden_states"):
+            raise SettingError(f"`{name}` is not applied by the decoding loop of {kind}; leave it out")
+    mode: str = config.get_generation_mode()
+    has_heads = bool(getattr(config, "use_mtp", None))
+    if mode not in (("assisted_generation",) if has_heads else ("greedy_search", "sample")):
+        why = "`use_mtp` drafts" if has_heads else f"{kind} has a decoding loop of its own"
+        raise UnsupportedError(f"{why}, for greedy search and sampling alone; leave the settings of {mode} out")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedError(f"`use_mtp` is for decoders, and {kind} has an encoder; leave it out")
+    model._validate_model_kwargs(dict(kwargs))
+    return mode
+
+
+def _prepare_inputs(
+    model: Any, inputs: Any, config: Any, kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, str, dict[str, Any]]:
+    """The ids to decode from; the model's main input and its name; the other inputs of its forward."""
+    has_mask = kwargs.get("attention_mask") is not None
+    value, name, kwargs = model._prepare_model_inputs(inputs, config.bos_token_id, kwargs)
+    call_known(model._prepare_special_tokens, config, has_mask, device=value.device, batch_size=value.shape[0])
+    taken = set(inspect.signature(model.forward).parameters)
+    if name == "inputs_embeds":
+        config.use_cache = True
+    if not has_mask and "attention_mask" in taken:
+        kwargs["attention_mask"] = model._prepare_attention_mask_for_generation(value, config, kwargs)
+    if kwargs.get("position_ids") is None and "position_ids" in taken:
+        kwargs["position_ids"] = model._prepare_position_ids_for_generation(value, kwargs)
+    ids = value if name == "input_ids" else kwargs.pop("input_ids", None)
+    if ids is None:
+        raise InputError(f"{type(model).__name__} was given no input_ids")
+    ids, kwargs = model._expand_inputs_for_generation(
+        input_ids=ids, expand_size=config.num_return_sequences or 1, is_encoder_decoder=False, **kwargs
+    )
+    return ids, value, name, kwargs
 
 
 def _set_length(

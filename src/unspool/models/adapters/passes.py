@@ -156,7 +156,7 @@ class AlignedPass(AdapterPass):
             self._from_end = (column + missing).clamp(max=span.num_new - 1)  # and back
             self._is_real = column < span.num_new - missing
 
-    def make_inputs(self, new: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: ARG002
+    def make_inputs(self, new: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, Any]]:
         """The tokens or embeddings as the model takes them, and its further inputs."""
         span, device = self._span, new.device
         inputs: dict[str, Any] = {}
@@ -237,7 +237,7 @@ class Measurement(AdapterPass):
         super().__init__(description, cache, span)
         self.shapes: list[tuple[int, int]] = []  # heads and width
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.shapes.append((keys.shape[1], max(keys.shape[3], values.shape[3])))
         self.num_written += 1
         return keys, values

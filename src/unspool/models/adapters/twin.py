@@ -137,7 +137,7 @@ def drop_twin(model: Any) -> None:
 
 
 def _mark(model: nn.Module) -> tuple[tuple[int, int, str], ...]:
-    """What tells whether parameters were changed. On a CPU a number of each is looked at too: what is written through
+    """What shows whether parameters were changed. On a CPU a number of each is looked at too: what is written through
     `.data` has no version, and a native model may hold copies there."""
     return tuple((parameter.data_ptr(), parameter._version, _sample(parameter)) for parameter in model.parameters())
 

@@ -19,14 +19,13 @@ from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
 from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.encoder_decoder.caches import check_pair
-from unspool.models.encoder_decoder.call import call_pair
+from unspool.models.encoder_decoder.call import CalledPair
 from unspool.models.encoder_decoder.layers import CrossWeights, EncoderDecoderWeights, Stack, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
-from unspool.models.native import ModelConfig, NativeModel, take_last
+from unspool.models.native import ModelConfig, take_last
 from unspool.models.paths.captured import explain_no_capture
 from unspool.models.paths.captured_pair import CapturedPairSteps
-from unspool.models.paths.library import WithLibrary
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
@@ -35,7 +34,7 @@ from unspool.protocols import LAST, Encoded, Forward, Want
 from unspool.shortage import explain_shortage
 
 
-class EncoderDecoder(WithLibrary, NativeModel):
+class EncoderDecoder(CalledPair):
     """An encoder-decoder built from a description of its blocks and the weights for them.
 
     A model that reads sound (Whisper) has `info.features`. Its encoder takes log-mel features, a float tensor
@@ -348,8 +347,6 @@ class EncoderDecoder(WithLibrary, NativeModel):
         else:
             up = self._activate(up)
         return self._leave(layer.ffn_norm, x, layer.down(up))
-
-    __call__ = call_pair  # the reference's way of calling
 
 
 def _split_heads(x: torch.Tensor, parts: int, stack: StackSpec) -> torch.Tensor:

@@ -119,7 +119,7 @@ def name_stack(side: str, *, has_embedding_norm: bool = False) -> StackNames:
     )
 
 
-def _find_names(spec: EncoderDecoderSpec, source: WeightSource) -> PairNames:  # noqa: ARG001 - names are fixed
+def _find_names(spec: EncoderDecoderSpec, _: WeightSource) -> PairNames:
     return PairNames(
         name_stack("encoder", has_embedding_norm=spec.has_embedding_norm),
         name_stack("decoder", has_embedding_norm=spec.has_embedding_norm),

@@ -92,7 +92,7 @@ def _name_stack(side: str) -> StackNames:
     )
 
 
-def _find_names(spec: EncoderDecoderSpec, source: WeightSource) -> PairNames:  # noqa: ARG001 - names are fixed
+def _find_names(spec: EncoderDecoderSpec, _: WeightSource) -> PairNames:
     def name_stack(side: str) -> StackNames:
         names = _name_stack(side)
         return names if spec.is_gated else replace(names, up=(names.up[0].removesuffix("_0"),))

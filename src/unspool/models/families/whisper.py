@@ -38,7 +38,7 @@ def _read_config(config: Settings, source: WeightSource) -> EncoderDecoderSpec:
     )
 
 
-def _find_names(spec: EncoderDecoderSpec, source: WeightSource) -> PairNames:  # noqa: ARG001 - names are fixed
+def _find_names(_: EncoderDecoderSpec, __: WeightSource) -> PairNames:
     return PairNames(name_stack("encoder"), name_stack("decoder"), head="proj_out", prefix="model.")
 
 

@@ -138,7 +138,7 @@ class CompiledSteps:
 
     def _call(self, function: Callable[..., Any], *inputs: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
         if self._device.type == "cuda":
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch gives it no types
+            torch.compiler.cudagraph_mark_step_begin()
         try:
             logits, states, early = function(*inputs)
         except torch._dynamo.exc.TorchDynamoException as error:

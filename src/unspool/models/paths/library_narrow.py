@@ -19,7 +19,7 @@ from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.weights import Linear
 
-_FIRST: Final = 256  # numbers that tell most matrices which are not exact
+_FIRST: Final = 256  # numbers that show most matrices which are not exact
 _find_version = attrgetter("_version")
 
 

@@ -5,29 +5,30 @@ from __future__ import annotations
 from unspool.config import pairs
 from unspool.plan.pairs import CallMethod, CallPair, Facts
 
+DRAFTED = "{name:is {value!r}} does not go with a drafter ({source}): {why}"
 DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
     lambda _: True,  # read if there is a drafter
-    "`{name}`={value!r} does not go with a drafter ({drafter}): {why}",
+    DRAFTED,
     (
-        pairs.Pair("num_beams", "beam search follows several texts at once; use num_beams=1"),
-        pairs.Pair("num_beam_groups", "beam search follows several texts at once; use num_beams=1"),
-        pairs.Pair("constraints", "constraints are kept by beam search; use num_beams without a drafter"),
-        pairs.Pair("force_words_ids", "forced words are kept by beam search; use num_beams without a drafter"),
-        pairs.Pair("penalty_alpha", "contrastive search chooses by hidden states; leave penalty_alpha out"),
-        pairs.Pair("dola_layers", "DoLa contrasts layers at every token; leave dola_layers out"),
-        pairs.Pair("guidance_scale", "guidance reads a second prompt at every token; leave guidance_scale out"),
-        pairs.Pair("mirostat_tau", "Mirostat's cut follows every token drawn; use top_p or min_p"),
+        pairs.Pair("num_beams", "beam search follows several texts at once; use {num_beams:=1}"),
+        pairs.Pair("num_beam_groups", "beam search follows several texts at once; use {num_beams:=1}"),
+        pairs.Pair("constraints", "constraints are kept by beam search; use {num_beams} without a drafter"),
+        pairs.Pair("force_words_ids", "forced words are kept by beam search; use {num_beams} without a drafter"),
+        pairs.Pair("penalty_alpha", "contrastive search chooses by hidden states; leave {penalty_alpha} out"),
+        pairs.Pair("dola_layers", "DoLa contrasts layers at every token; leave {dola_layers} out"),
+        pairs.Pair("guidance_scale", "guidance reads a second prompt at every token; leave {guidance_scale} out"),
+        pairs.Pair("mirostat_tau", "Mirostat's cut follows every token drawn; use {top_p} or {min_p}"),
         pairs.Pair(
             lambda facts: facts.settings.use_cache is False,
             "",
-            message="`use_cache`=False does not go with a drafter ({drafter}): drafts are checked against kept keys "
-            "and values; leave use_cache on",
+            message="{use_cache:is False} does not go with a drafter ({source}): drafts are checked against kept keys "
+            "and values; leave {use_cache} on",
         ),
     ),
 )
 DRAFTED_ROWS = CallMethod(
     "return_legacy_cache",
-    "`return_legacy_cache` gives tuples, which can't hold rows of different lengths, and rows accept different numbers "
+    "{return_legacy_cache} gives tuples, which can't hold rows of different lengths, and rows accept different numbers "
     "of drafted tokens; leave it out",
     (CallPair(lambda facts: _count_rows(facts) > 1, ""),),
 )
@@ -53,15 +54,15 @@ def _count_rows(facts: Facts) -> int:
 def _drafted_states(name: str) -> CallMethod:
     return CallMethod(
         name,
-        f"`{name}` gives one entry per step, and a drafter lets rows take different numbers of tokens; decode one row "
-        "at a time, or without a drafter",
+        f"{{{name}}} gives one entry per step, and a drafter lets rows take different numbers of tokens; decode one "
+        "row at a time, or without a drafter",
         (CallPair(lambda facts: _count_rows(facts) > 1, ""),),
     )
 
 
 DRAFTED_STATES = (_drafted_states("output_hidden_states"), _drafted_states("output_attentions"))
 
-_SAME_KIND = "use a draft model of the same kind, or prompt_lookup_num_tokens"
+_SAME_KIND = "use a draft model of the same kind, or {prompt_lookup_num_tokens}"
 
 ASSISTANT = CallMethod(
     lambda facts: facts.given["assistant"] is not None,
@@ -85,12 +86,12 @@ ASSISTANT = CallMethod(
         ),
         CallPair(
             lambda facts: facts.shape.has_embeds,
-            "reads tokens, and inputs_embeds are the model's own; pass input_ids, or use assistant_early_exit",
+            "reads tokens, and inputs_embeds are the model's own; pass input_ids, or use {assistant_early_exit}",
         ),
         CallPair(
             lambda facts: facts.given["relation"] != "same" and facts.info.is_encoder_decoder,
             "has another tokenizer than the model, and an encoder-decoder's source is not put into other tokens; use a "
-            "draft model with the same tokenizer, or prompt_lookup_num_tokens",
+            "draft model with the same tokenizer, or {prompt_lookup_num_tokens}",
         ),
     ),
 )

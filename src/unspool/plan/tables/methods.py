@@ -14,13 +14,13 @@ def _has_encoder(facts: Facts) -> bool:
 
 LOW_MEMORY = CallMethod(
     lambda facts: facts.is_asked("low_memory"),  # a model's file may say it for its beams
-    "`low_memory`, set {spoken[low_memory]}, reads the beams of a search in parts, or candidates of contrastive search "
-    "one by one, and this is neither; set `num_beams` above 1, or `penalty_alpha` and `top_k`, or leave it out",
+    "{low_memory}, set {spoken[low_memory]}, reads the beams of a search in parts, or candidates of contrastive search "
+    "one by one, and this is neither; set {num_beams} above 1, or {penalty_alpha} and {top_k}, or leave it out",
     (CallPair(lambda facts: facts.num_beams == 1 and not find_num_candidates(facts.settings), ""),),
 )
 DOLA = CallMethod(
     "dola_layers",
-    "`dola_layers`={settings.dola_layers!r} can't be here: {why}",
+    "{dola_layers:is {settings.dola_layers!r}} can't be here: {why}",
     (
         CallPair(
             _has_encoder,
@@ -36,24 +36,24 @@ DOLA = CallMethod(
         CallPair(
             "num_beams",
             "its scores are differences between layers, not log-probabilities that beams could add up; leave out "
-            "`num_beams`",
+            "{num_beams}",
         ),
-        CallPair("penalty_alpha", "contrastive search weighs the model's own probabilities; leave out `penalty_alpha`"),
+        CallPair("penalty_alpha", "contrastive search weighs the model's own probabilities; leave out {penalty_alpha}"),
         CallPair(
             "guidance_scale",
             "guidance weighs the log-probabilities of two prompts, and these are differences between layers; leave out "
-            "`guidance_scale`",
+            "{guidance_scale}",
         ),
     ),
 )
 GUIDANCE = CallMethod(
     "guidance_scale",
-    "`guidance_scale`={settings.guidance_scale!r} can't be here: {why}",
+    "{guidance_scale:is {settings.guidance_scale!r}} can't be here: {why}",
     (
         CallPair(
             "penalty_alpha",
             "contrastive search weighs the probabilities of one prompt, with a look ahead that the other rows don't "
-            "take; leave out `penalty_alpha`",
+            "take; leave out {penalty_alpha}",
         ),
         CallPair(
             lambda facts: _has_encoder(facts) and not facts.shape.has_negative,
@@ -75,14 +75,14 @@ GUIDANCE = CallMethod(
                 and not _has_encoder(facts)
             ),
             "embeddings and the other prompt's tokens are read in two passes, and hidden states and attentions are "
-            "those of one; leave out `output_hidden_states` and `output_attentions`",
+            "those of one; leave out {output_hidden_states} and {output_attentions}",
         ),
     ),
 )
 STRICT = CallMethod(
     lambda facts: facts.is_asked("strict_constraints"),
-    "`strict_constraints` is about what a constrained beam search must write, and nothing is forced; "
-    "set num_beams and force_words_ids or constraints, or leave it out",
+    "{strict_constraints} is about what a constrained beam search must write, and nothing is forced; "
+    "set {num_beams} and {force_words_ids} or {constraints}, or leave it out",
     (CallPair(lambda facts: not facts.is_constrained or facts.num_beams == 1, ""),),
 )
 
@@ -90,7 +90,7 @@ STRICT = CallMethod(
 def _beams_alone(name: str) -> CallMethod:
     return CallMethod(
         lambda facts: facts.is_asked(name),
-        f"`{name}`, set {{spoken[{name}]}}, is read by beam search alone; set `num_beams` above 1, or leave it out",
+        f"{{{name}}}, set {{spoken[{name}]}}, is read by beam search alone; set {{num_beams}} above 1, or leave it out",
         (CallPair(lambda facts: facts.num_beams == 1, ""),),
     )
 
@@ -98,27 +98,27 @@ def _beams_alone(name: str) -> CallMethod:
 BEAMS_ALONE = (_beams_alone("force_words_ids"), _beams_alone("return_beam_trace"))
 BEAMS = CallMethod(
     "num_beams",
-    "`{name}` does not go with num_beams={settings.num_beams}: {why}; leave one of them out",
+    "{name} does not go with {num_beams:is {settings.num_beams}}: {why}; leave one of them out",
     (
         CallPair("logprobs", "a beam's tokens are chosen together"),
         CallPair("mirostat_tau", "its state follows one sequence, and beams branch"),
         CallPair(
             lambda facts: facts.num_beams % facts.num_groups != 0,
             "",
-            message="`num_beams` ({settings.num_beams}) must be divisible by `num_beam_groups` "
+            message="{num_beams} ({settings.num_beams}) must be divisible by {num_beam_groups} "
             "({settings.num_beam_groups}): groups are of one size",
         ),
         CallPair(
             lambda facts: (facts.settings.diversity_penalty or 0.0) > 0.0 and facts.num_groups == 1,
             "",
-            message="`diversity_penalty`={settings.diversity_penalty} is between groups of beams, and there is one "
-            "group; set num_beam_groups too",
+            message="{diversity_penalty:is {settings.diversity_penalty}} is between groups of beams, and there is one "
+            "group; set {num_beam_groups} too",
         ),
     ),
 )
 CONTRASTIVE = CallMethod(
     lambda facts: bool(find_num_candidates(facts.settings)),
-    "`penalty_alpha` compares each candidate with the states of the whole text, {why}",
+    "{penalty_alpha} compares each candidate with the states of the whole text, {why}",
     (
         CallPair(
             lambda facts: facts.shape.cache_is_filled,
@@ -129,18 +129,18 @@ CONTRASTIVE = CallMethod(
 )
 
 
-def _another_strategy(name: str, off: str) -> CallPair:
+def _another_strategy(name: str, off: object) -> CallPair:
     return CallPair(
         name,
-        f"and `{name}`={{value}}, set {{spoken[{name}]}}, for another way to decode; pass {off}, or leave "
-        "`penalty_alpha` out",
+        f"and {{{name}:is {{value}}}}, set {{spoken[{name}]}}, for another way to decode; pass {{{name}:={off}}}, or "
+        "leave {penalty_alpha} out",
     )
 
 
 CONTRASTIVE_ASKED = CallMethod(
     lambda facts: facts.is_asked("penalty_alpha"),
-    "`penalty_alpha` asks for contrastive search, {why}",
-    (_another_strategy("num_beams", "num_beams=1"), _another_strategy("do_sample", "do_sample=False")),
+    "{penalty_alpha} asks for contrastive search, {why}",
+    (_another_strategy("num_beams", 1), _another_strategy("do_sample", False)),
 )
 
 
@@ -155,13 +155,13 @@ GUMBEL = CallMethod(
     (
         CallPair(
             lambda facts: not facts.settings.do_sample or facts.num_beams > 1,
-            "is a way to sample, and this call does not sample one token at a time; set do_sample=True without beams, "
-            "or use a WatermarkingConfig, which marks every way to decode",
+            "is a way to sample, and this call does not sample one token at a time; set {do_sample:=True} without "
+            "beams, or use a WatermarkingConfig, which marks every way to decode",
         ),
         CallPair(
             "num_return_sequences",
-            "draws the same text for the same prompt and key, so num_return_sequences={value} would give copies; ask "
-            "for one, or give prompts of the same text keys of their own (a list in `watermarking_config`)",
+            "draws the same text for the same prompt and key, so {num_return_sequences:is {value}} would give copies; "
+            "ask for one, or give prompts of the same text keys of their own (a list in {watermarking_config})",
         ),
     ),
 )

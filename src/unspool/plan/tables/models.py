@@ -14,7 +14,7 @@ def _can_not(ability: str, hint: str = "") -> tuple[CallPair, ...]:
 def _in_pieces(states: str) -> CallMethod:
     return CallMethod(
         states,
-        f"`{{name}}` reads the prompt in pieces and `{states}` returns the prompt's states whole; ask for one of them",
+        f"{{name}} reads the prompt in pieces and {{{states}}} returns the prompt's states whole; ask for one of them",
         (CallPair("prefill_chunk_size", ""), CallPair("prompt_logprobs", "")),
     )
 
@@ -22,22 +22,22 @@ def _in_pieces(states: str) -> CallMethod:
 OF_MODEL = (
     CallMethod(
         lambda facts: facts.settings.decoder_start_token_id is not None and "decoder_start_token_id" in facts.asked,
-        "`decoder_start_token_id` begins the text of an encoder-decoder; {info.family} is none",
+        "{decoder_start_token_id} begins the text of an encoder-decoder; {info.family} is none",
         (CallPair(lambda facts: not facts.info.is_encoder_decoder, ""),),
     ),
     CallMethod(
         "output_hidden_states",
-        "`output_hidden_states` was asked for, and this {info.family} model can't return them; leave it out",
+        "{output_hidden_states} was asked for, and this {info.family} model can't return them; leave it out",
         _can_not("hidden_states"),
     ),
     CallMethod(
         "output_attentions",
-        "`output_attentions` was asked for, and this {info.family} model can't return them{why}; leave it out",
+        "{output_attentions} was asked for, and this {info.family} model can't return them{why}; leave it out",
         _can_not("attentions", " (a transformers model can with attn_implementation='eager')"),
     ),
     CallMethod(
         lambda facts: bool(find_num_candidates(facts.settings)),
-        "`penalty_alpha`, set {spoken[penalty_alpha]}, asks for contrastive search, which compares hidden states, and "
+        "{penalty_alpha}, set {spoken[penalty_alpha]}, asks for contrastive search, which compares hidden states, and "
         "a {info.family} model returns none; leave it out",
         _can_not("last_states"),
     ),
@@ -45,7 +45,7 @@ OF_MODEL = (
     _in_pieces("output_attentions"),
     CallMethod(
         "prompt_logprobs",
-        "`prompt_logprobs` can't be computed: {why}",
+        "{prompt_logprobs} can't be computed: {why}",
         (
             CallPair(
                 lambda facts: facts.info.is_encoder_decoder,
@@ -61,7 +61,7 @@ OF_MODEL = (
 
 # --- compiled steps ---
 
-_COMPILED = "`{wish}`, set {origin}, asks for compiled steps, and {why}"
+_COMPILED = "{wish}, set {origin}, asks for compiled steps, and {why}"
 COMPILABLE = CallMethod(
     lambda _: True,  # read if compiled steps were asked for
     _COMPILED,
@@ -78,10 +78,10 @@ COMPILED = CallMethod(
     _COMPILED + "; leave one of them out",
     (
         CallPair(
-            lambda facts: facts.settings.use_cache is False, "`use_cache`=False reads every text anew at every step"
+            lambda facts: facts.settings.use_cache is False, "{use_cache:is False} reads every text anew at every step"
         ),
-        CallPair("output_hidden_states", "`{name}` returns what a compiled step does not keep"),
-        CallPair("output_attentions", "`{name}` returns what a compiled step does not keep"),
+        CallPair("output_hidden_states", "{name} returns what a compiled step does not keep"),
+        CallPair("output_attentions", "{name} returns what a compiled step does not keep"),
         CallPair(
             lambda facts: not facts.given["is_plain"],
             "this cache does not keep its keys in plain buffers; use a 'dynamic' or 'static' one",
@@ -96,7 +96,7 @@ def _makes_another(name: str) -> CallPair:
     return CallPair(
         lambda facts: facts.is_asked(name),
         "",
-        message=f"`{name}` says what cache to make and past_key_values is one already; leave one of them out",
+        message=f"{{{name}}} says what cache to make and past_key_values is one already; leave one of them out",
     )
 
 
@@ -104,13 +104,13 @@ GIVEN_CACHE = CallMethod(
     lambda facts: facts.shape.has_cache,
     "past_key_values were given and {why}; leave one of them out",
     (
-        CallPair(lambda facts: facts.settings.use_cache is False, "`use_cache` is False"),
+        CallPair(lambda facts: facts.settings.use_cache is False, "{use_cache} is False"),
         *(_makes_another(name) for name in ("cache_implementation", "cache_config", "max_cache_len")),
     ),
 )
 LEGACY_CACHE = CallMethod(
     "return_legacy_cache",
-    "`return_legacy_cache` gives tuples, which can't hold {why}; leave it out",
+    "{return_legacy_cache} gives tuples, which can't hold {why}; leave it out",
     (
         CallPair(lambda facts: facts.cache_kind != "dynamic", "a {cache_kind} cache"),
         CallPair(lambda facts: facts.shape.is_ragged, "rows of different lengths"),

@@ -61,8 +61,8 @@ function makeRow(one, token, settings, largest, onchoose, sum) {
   const isChosen = one.id === token.id;
   const isCut = one.cut_by !== null && one.cut_by !== undefined;
   const width = (value) => `${((value ?? 0) / largest) * 100}%`;
-  const told = isCut ? `cut by ${nameCut(one, token, settings)}` : `after the processors ${percent(one.p)}`;
-  const label = `${showToken(one.text)}, ${one.raw === null ? "" : `${percent(one.raw)}, `}${told}${isChosen ? ", written" : ""}`;
+  const after = isCut ? `cut by ${nameCut(one, token, settings)}` : `after the processors ${percent(one.p)}`;
+  const label = `${showToken(one.text)}, ${one.raw === null ? "" : `${percent(one.raw)}, `}${after}${isChosen ? ", written" : ""}`;
   return el(
     "button",
     {

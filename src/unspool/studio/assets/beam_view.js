@@ -22,7 +22,7 @@ export class BeamView {
   #layer = svg("g");
   #svg = svg("svg", { class: "beam-tree", tabindex: "0", role: "img" }, this.#layer);
   #scroll = el("div", { class: "scroll beam-scroll" }, this.#svg);
-  #told = el("p", { class: "verdict" });
+  #verdict = el("p", { class: "verdict" });
   #detail = el("div", { class: "beam-detail", "aria-live": "polite" });
   #now = el("div", { class: "beam-now" });
   #slider = el("input", { type: "range", min: 1, value: 1, "aria-label": "Steps shown", oninput: () => this.#scrub() });
@@ -37,7 +37,7 @@ export class BeamView {
       el("span", { class: "key node-ended" }, "ended"),
     );
     this.element.append(
-      this.#told,
+      this.#verdict,
       el("div", { class: "beam-tools" }, legend, el("label", { class: "scrub" }, "step ", this.#slider, this.#shown)),
       this.#scroll,
       this.#detail,
@@ -185,7 +185,7 @@ export class BeamView {
       const fell = parting.fellAt === null ? "" : ` Greedy’s path fell out of the beams at step ${parting.fellAt + 1}.`;
       text = `${wins} left greedy at step ${parting.step + 1}: ${greedy}${best}.${fell}`;
     }
-    this.#told.textContent = text;
+    this.#verdict.textContent = text;
     this.#svg.setAttribute("aria-label", `Tree of the beams, ${run.beams.length} steps. ${text}`);
   }
 

@@ -19,7 +19,7 @@ export class Book {
     return () => this.#listeners.delete(listener);
   }
 
-  #tell(kind, run = this.current) {
+  #announce(kind, run = this.current) {
     for (const listener of this.#listeners) listener(kind, run);
   }
 
@@ -31,20 +31,20 @@ export class Book {
     if (id === this.shown || !this.runs.has(id)) return;
     this.shown = id;
     this.selected = null;
-    this.#tell("shown");
+    this.#announce("shown");
   }
 
   select(index) {
     if (index === this.selected) return;
     this.selected = index;
-    this.#tell("selected");
+    this.#announce("selected");
   }
 
   /** Put a run in that was read from somewhere. */
   put(run) {
     this.runs.set(run.id, run);
     this.#next = Math.max(this.#next, run.id + 1);
-    this.#tell("run", run);
+    this.#announce("run", run);
   }
 
   /** Begin a run; with `isQuiet` the one that is shown stays. Returns it, and a promise of its end. */
@@ -104,11 +104,11 @@ export class Book {
   async #carryOut(run, request) {
     const stop = new AbortController();
     this.#stops.set(run.id, stop);
-    this.#tell("run", run);
+    this.#announce("run", run);
     try {
       for await (const event of openTrace(request, stop.signal)) {
         applyEvent(run, event);
-        this.#tell("run", run);
+        this.#announce("run", run);
       }
       if (run.status === "running") this.#lose(run, "The stream ended before the text did.");
     } catch (error) {
@@ -118,8 +118,8 @@ export class Book {
       else this.#lose(run, run.start ? "The connection was lost." : "The server can't be reached.");
     } finally {
       this.#stops.delete(run.id);
-      this.#tell("run", run);
-      this.#tell("ended", run);
+      this.#announce("run", run);
+      this.#announce("ended", run);
     }
     return run;
   }

@@ -20,7 +20,7 @@ export class CompareView {
   #readPrompt;
   #readSettings;
   #grid = el("div", { class: "compare-grid" });
-  #told = el("p", { class: "verdict", role: "status" });
+  #verdict = el("p", { class: "verdict", role: "status" });
   #add = button("Add a column", () => this.#addColumn(MINE), { class: "quiet" });
   #draw = oncePerFrame(() => this.#update());
 
@@ -48,7 +48,7 @@ export class CompareView {
         "Prompt, length and seed are those on the left; each column decodes in its own way. Muted text is the same as in the first column; ⋔ is where a column leaves it.",
       ),
       tools,
-      this.#told,
+      this.#verdict,
       this.#grid,
     );
     book.listen((kind, run) => this.#columns.some((one) => one.run === run) && this.#draw());
@@ -144,7 +144,7 @@ export class CompareView {
     try {
       prompt = this.#readPrompt();
     } catch (error) {
-      this.#told.textContent = error.message;
+      this.#verdict.textContent = error.message;
       return;
     }
     const seed = this.#readSettings().seed ?? newSeed();
@@ -186,7 +186,7 @@ export class CompareView {
       this.#drawStats(column);
       column.open.hidden = !tokens.length;
     });
-    this.#told.textContent = this.#say(columns, lists, partings, isDone);
+    this.#verdict.textContent = this.#say(columns, lists, partings, isDone);
   }
 
   #say(columns, lists, partings, isDone) {

@@ -100,9 +100,9 @@ function drawWatermark({ green, z }) {
 }
 
 function drawGrammar({ allowed, forced }) {
-  const told =
+  const said =
     forced || allowed === 1 ? "The grammar left one token alone." : `The grammar allowed ${count(allowed, "token")}.`;
-  return part("Grammar", el("p", {}, told));
+  return part("Grammar", el("p", {}, said));
 }
 
 const VERDICTS = {

@@ -72,7 +72,7 @@ export function showKeys() {
   );
 }
 
-/** Code in several languages, with buttons that copy it; `say` tells what happened. */
+/** Code in several languages, with buttons that copy it; `say` shows what happened. */
 export function showCode(parts, say) {
   openDialog(
     "As code",

@@ -11,7 +11,7 @@ export class DraftView {
   onselect = () => {};
   #run = null;
   #drawn = 0;
-  #told = el("p", { class: "verdict" });
+  #verdict = el("p", { class: "verdict" });
   #gauge = el("div", { class: "gauge", role: "img" });
   #list = el("ol", { class: "rounds" });
 
@@ -24,7 +24,7 @@ export class DraftView {
       el("span", { class: "key unused" }, "– not reached"),
       el("span", { class: "key written" }, "written by the model"),
     );
-    this.element.append(this.#told, this.#gauge, legend, this.#list);
+    this.element.append(this.#verdict, this.#gauge, legend, this.#list);
   }
 
   show(run) {
@@ -40,8 +40,8 @@ export class DraftView {
     if (!last) return;
     const { total_accepted: accepted, total_drafted: drafted } = last;
     const rate = drafted ? accepted / drafted : 0;
-    this.#told.textContent = `${count(accepted)} of ${count(drafted)} drafted tokens accepted (${Math.round(rate * 100)} %), in ${count(run.rounds.length, "round")}.`;
-    this.#gauge.setAttribute("aria-label", this.#told.textContent);
+    this.#verdict.textContent = `${count(accepted)} of ${count(drafted)} drafted tokens accepted (${Math.round(rate * 100)} %), in ${count(run.rounds.length, "round")}.`;
+    this.#gauge.setAttribute("aria-label", this.#verdict.textContent);
     this.#gauge.style.setProperty("--width", `${rate * 100}%`);
     // The last round drawn may have been waiting for the model's own token.
     if (this.#drawn) {

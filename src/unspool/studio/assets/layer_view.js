@@ -11,7 +11,7 @@ const MOST = 400; // tokens drawn
 export class LayerView {
   element = el("div", { class: "layer-view" });
   onselect = () => {};
-  #told = el("p", { class: "verdict" });
+  #verdict = el("p", { class: "verdict" });
   #scroll = el("div", { class: "scroll" });
 
   constructor() {
@@ -21,7 +21,7 @@ export class LayerView {
       el("span", { class: "key heat" }, "darker: further from the last layer"),
       el("span", { class: "key chosen" }, "contrasted"),
     );
-    this.element.append(this.#told, legend, this.#scroll);
+    this.element.append(this.#verdict, legend, this.#scroll);
   }
 
   draw(tokens) {
@@ -93,7 +93,7 @@ export class LayerView {
     const counts = new Map();
     for (const { token } of shown) counts.set(token.dola.layer, (counts.get(token.dola.layer) ?? 0) + 1);
     const [layer, times] = [...counts].sort((a, b) => b[1] - a[1])[0];
-    this.#told.textContent = `For each token the early layer that differs most from the last one is taken away from it. Most often that was layer ${layer}: ${times} of ${shown.length} times.`;
-    return this.#told.textContent;
+    this.#verdict.textContent = `For each token the early layer that differs most from the last one is taken away from it. Most often that was layer ${layer}: ${times} of ${shown.length} times.`;
+    return this.#verdict.textContent;
   }
 }

@@ -1,4 +1,4 @@
-// Strategies told by their moments: the tokens at which guidance, contrastive search, a grammar or a watermark
+// Strategies shown by their moments: the tokens at which guidance, contrastive search, a grammar or a watermark
 // made a difference.
 
 import { el, button, replace } from "./dom.js";

@@ -81,9 +81,9 @@ export class Ribbons {
   mark(index) {
     const num = this.#tokens.length;
     const place = index ?? num - 1;
-    for (const { ribbon, cursor, told } of this.#rows) {
+    for (const { ribbon, cursor, shown } of this.#rows) {
       const value = this.#tokens[place] ? ribbon.value(this.#tokens[place]) : null;
-      told.textContent = Number.isFinite(value) ? ribbon.show(value) : "";
+      shown.textContent = Number.isFinite(value) ? ribbon.show(value) : "";
       cursor.setAttribute("x1", place + 0.5);
       cursor.setAttribute("x2", place + 0.5);
       cursor.setAttribute("visibility", index === null ? "hidden" : "visible");
@@ -120,12 +120,12 @@ export class Ribbons {
     picture.addEventListener("pointermove", (event) => this.mark(point(event)));
     picture.addEventListener("pointerleave", () => this.mark(null));
     picture.addEventListener("click", (event) => this.onselect(point(event)));
-    const told = el("span", { class: "ribbon-value" });
-    this.#rows.push({ ribbon, cursor, told });
+    const shown = el("span", { class: "ribbon-value" });
+    this.#rows.push({ ribbon, cursor, shown });
     return el(
       "div",
       { class: "ribbon-row" },
-      el("div", { class: "ribbon-label" }, el("span", {}, ribbon.name), told),
+      el("div", { class: "ribbon-label" }, el("span", {}, ribbon.name), shown),
       picture,
     );
   }

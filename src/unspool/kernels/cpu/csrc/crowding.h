@@ -3,7 +3,7 @@
  * A thread that has no core makes all others of its team wait, at each of the hundreds of meetings of a step, and a system
  * that shares two cores among many programs runs both threads of a team at once only now and then. So when the threads of a
  * call had no core for much of its time, the next ones are given fewer, which need nobody else; now and then one with all
- * of them tells whether the others are gone. Time in which a thread waits for another that has more to do is no such time:
+ * of them shows whether the others are gone. Time in which a thread waits for another that has more to do is no such time:
  * it has a core. How many threads there are changes no bit of a result.
  */
 #ifndef UNSPOOL_CROWDING_H
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Nanoseconds. */
-#define LEAST_MISSED 1000000   /* less than this tells nothing: a thread was asleep, say */
+#define LEAST_MISSED 1000000   /* less than this means nothing: a thread was asleep, say */
 #define SHORTEST_PAUSE 20000000 /* until a call is tried with all threads */
 #define LONGEST_PAUSE 1000000000
 

@@ -113,7 +113,7 @@ typedef struct {
 typedef struct {
     us_packed keys, values;
     int64_t places; /* that a head has room for; with a table, those of a block: a multiple of 64 */
-    int32_t slides; /* whether place 0 is the position that the job's bases tell */
+    int32_t slides; /* whether place 0 is the position that the job's bases say */
     int32_t width;  /* of the table */
     const int32_t *table; /* place j of row r lies at place j % places of block table[r * width + j / places]; or NULL */
 } us_packed_layer;

@@ -130,7 +130,7 @@ def _attend_one(
             v_other = tl.load(others_at + HEADS * D, mask=is_other, other=0.0)
             bias = _load_biases(BIASES, head, length - others, others < end, DISTANCES)
             highest, total, read = _continue(q, k_other, v_other, bias, others < end, highest, total, read)
-        if WRITES:  # noqa: SIM102 - the one is a constant, the other is not
+        if WRITES:
             if split == used - 1:  # it sees the new key, and writes it
                 score = tl.sum(q * k_new.to(tl.float32), 0)
                 if DISTANCES > 0:

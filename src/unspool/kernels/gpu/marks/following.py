@@ -53,7 +53,7 @@ def _read_slots(ROOM, at, STEP: tl.constexpr, COUNT: tl.constexpr, IS_SHARED: tl
     """The words of the slots from `at` on, before anything is written that might have to wait for them."""
     words = ()
     for slot in tl.static_range(COUNT):
-        words += (_read(ROOM, at + 32 * slot * STEP, IS_SHARED),)  # type: ignore[assignment]
+        words += (_read(ROOM, at + 32 * slot * STEP, IS_SHARED),)
     return words
 
 
@@ -145,7 +145,7 @@ def is_first(
 
 @lru_cache(maxsize=16)
 def list_divisors(count: int, num_first: int, device: torch.device) -> torch.Tensor:
-    """What tells of most words that they are not divisible by count - place, for places in whole chunks: int64.
+    """What shows of most words that they are not divisible by count - place, for places in whole chunks: int64.
 
     The low half is multiplied with a word; if that is divisible, the product is no larger than the high half. Either
     the low half is the inverse of the divisor's odd part, which makes multiples small; or, if the divisor has many

@@ -129,7 +129,7 @@ def load_input(
                 x += weights[1][k // BK].to(tl.float32)
             # As a norm of its own would round it; and threads exchange half as many bytes.
             rounded = x.to(X.dtype.element_ty)
-            if KEEPS:  # noqa: SIM102 - the one is a constant, the other is not
+            if KEEPS:
                 if tl.program_id(0) == 0:
                     tl.store(INTO + row * K + k + rk, rounded, mask=k + rk < K)
             xs = xs + (rounded.to(tl.float32),)

@@ -194,10 +194,24 @@ class CapturedContest:
         layout: KeyLayout = PLAIN,
     ) -> None:
         """Launch the contest of a pass."""
+        self._choose(states, lengths)
+        keep_keys(
+            base,
+            table,
+            lengths,
+            self._chosen,
+            num_layers=num_layers,
+            position=self._position,
+            unit=unit,
+            layout=layout,
+            **launch_options(),
+        )
+        self._find_next(logits, lengths)
+
+    def _choose(self, states: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Which candidate of each row wins."""
         rows, num, hidden = self._rows, self._num, self._hidden
-        vocab, tiles = self._kept.shape[1], self._tops.shape[1]
-        padded = max(2, round_up(num))
-        options = launch_options()
+        padded, options = max(2, round_up(num)), launch_options()
         launch(
             _compare,
             (rows, SPLITS),
@@ -235,17 +249,11 @@ class CapturedContest:
             num_warps=8,
             **options,
         )
-        keep_keys(
-            base,
-            table,
-            lengths,
-            self._chosen,
-            num_layers=num_layers,
-            position=self._position,
-            unit=unit,
-            layout=layout,
-            **options,
-        )
+
+    def _find_next(self, logits: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Keep the winners' logits, and find the candidates that follow them."""
+        rows, num, options = self._rows, self._num, launch_options()
+        vocab, tiles = self._kept.shape[1], self._tops.shape[1]
         launch(
             _keep_logits,
             (rows, tiles),

@@ -122,7 +122,7 @@ def draw_slowly(
     )  # fmt: skip
     cut = _unorder(low)  # scores below it are removed, and of equal ones all but the first `num_ties`
     num_ties = tl.zeros((), tl.int32) + V
-    if HAS_TOP_P:  # noqa: SIM102 - decided when the kernel is compiled
+    if HAS_TOP_P:
         if top_p <= 1.0:
             _, whole = _weigh(
                 SCORES, GROUPS, V, G, num_chosen, temperature, highest, cut, STRIPS, RUN, COLUMNS, IS_TEMPERED

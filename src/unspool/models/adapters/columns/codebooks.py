@@ -53,10 +53,10 @@ class CodebookModel(ColumnModel):
     def new_cache(
         self,
         kind: str = "dynamic",
-        rows: int = 1,  # noqa: ARG002 - the call's inputs are known
-        capacity: int | None = None,  # noqa: ARG002 - the model makes its cache itself
-        encoded: Encoded | None = None,  # noqa: ARG002 - likewise
-        config: Mapping[str, Any] | None = None,  # noqa: ARG002
+        rows: int = 1,  # the call's inputs are known
+        capacity: int | None = None,  # the model makes its cache itself
+        encoded: Encoded | None = None,  # likewise
+        config: Mapping[str, Any] | None = None,
     ) -> ColumnCache:
         """The cache that the model makes in its first pass."""
         if kind != "dynamic":

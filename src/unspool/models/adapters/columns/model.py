@@ -81,11 +81,11 @@ class ColumnModel(AdaptedModel):
     @torch.no_grad()
     def encode(
         self,
-        tokens: torch.Tensor | None,  # noqa: ARG002 - the call's inputs are known
-        counts: Sequence[int] | None = None,  # noqa: ARG002
+        tokens: torch.Tensor | None,  # the call's inputs are known
+        counts: Sequence[int] | None = None,
         *,
         want: Want = LAST,
-        embeds: torch.Tensor | None = None,  # noqa: ARG002
+        embeds: torch.Tensor | None = None,
     ) -> Encoded:
         """Run the encoder over what the caller gave."""
         call = self.call
@@ -125,7 +125,7 @@ class ColumnModel(AdaptedModel):
         kind: str = "dynamic",
         rows: int = 1,
         capacity: int | None = None,
-        encoded: Encoded | None = None,  # noqa: ARG002 - it is among the call's inputs
+        encoded: Encoded | None = None,  # it is among the call's inputs
         config: Mapping[str, Any] | None = None,
     ) -> ColumnCache:
         """A cache of transformers' own kind for this call."""

@@ -154,7 +154,7 @@ def make_config(settings: GenerationConfig) -> Any:
     """transformers' settings for what its methods look at."""
     from transformers import GenerationConfig as TheirConfig
 
-    made: Any = TheirConfig()  # type: ignore[no-untyped-call]
+    made: Any = TheirConfig()
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         value = getattr(settings, name)
         setattr(made, name, None if isinstance(value, int) and value < 0 else value)
