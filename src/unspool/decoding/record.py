@@ -148,17 +148,13 @@ class PendingLogprobs:
 
 
 def fetch_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> PendingLogprobs:
-    """Begin to copy what `read_logprobs` returns."""
+    """Begin to copy what `read_logprobs` returns; 0 stands for a token that could not be chosen."""
     if num_top and runs_kernels(logits.device):
-        from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, rank_logprobs  # Triton, where a GPU is used
+        from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, tell_logprobs  # Triton, where a GPU is used
 
         if num_top <= min(MOST_CANDIDATES, logits.shape[-1]):
-            logits = logits.float()
-            values, found = rank_logprobs(logits, num_top)
-            total = logits.gather(1, found[:, :1].long()) - values[:, :1]
-            own = logits.gather(1, tokens[:, None]) - total
-            parts = [tokens[:, None], own, found, values]
-            return PendingLogprobs(fetch(torch.cat([part.double() for part in parts], dim=1)))
+            return PendingLogprobs(fetch(tell_logprobs(logits.float(), tokens, num_top)))
+    tokens = tokens.clamp(min=0)
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     parts = [tokens[:, None], logprobs.gather(1, tokens[:, None])]
     if num_top:

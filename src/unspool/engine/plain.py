@@ -74,7 +74,7 @@ class PlainRows:
         self._is_brief = False  # nobody changes or keeps what passes return
         self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
         self._told: dict[int, list[int]] = {}  # by how many are wanted: places whose log-probabilities are
-        self._told_at: dict[int, torch.Tensor] = {}  # the same on the device
+        self._told_at: dict[int, slice | torch.Tensor] = {}  # the same as a part of all rows, or on the device
         self._next_leave = inf  # the number of the step after which somebody leaves
         self.runs_ahead = model.device.type == "cuda"
         self.failed: dict[Any, Exception] = {}  # owners whose processors raised in the last step, and what
@@ -230,11 +230,17 @@ class PlainRows:
 
     def _fetch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight) -> None:
         for num_top, places in self._told.items():
-            index = self._told_at.get(num_top)
-            if index is None:
-                index = self._told_at[num_top] = send(places, logits.device)
-            chosen = tokens.index_select(0, index).clamp(min=0)
-            flight.told.append((places, fetch_logprobs(logits.index_select(0, index), chosen, num_top)))
+            part = self._told_at.get(num_top)
+            if part is None:
+                side_by_side = range(places[0], places[-1] + 1)
+                is_span = places == list(side_by_side)
+                part = slice(side_by_side.start, side_by_side.stop) if is_span else send(places, logits.device)
+                self._told_at[num_top] = part
+            if isinstance(part, slice):
+                given, chosen = logits[part], tokens[part]
+            else:
+                given, chosen = logits.index_select(0, part), tokens.index_select(0, part)
+            flight.told.append((places, fetch_logprobs(given, chosen, num_top)))
 
     # --- rows come and go ------------------------------------------------------------------------------------
     def _enter_arrivals(self) -> list[int]:

@@ -77,7 +77,8 @@ class HeldSetting:
 class KeptReplays(Generic[Held]):
     """What was made for a shape, by thread and stream: its buffers are written again by its next run there."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
         self._kept: OrderedDict[Hashable, Held] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -93,6 +94,6 @@ class KeptReplays(Generic[Held]):
         made = make()
         with self._lock:
             self._kept[key] = made
-            while len(self._kept) > MOST_KEPT:
+            while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         return made
