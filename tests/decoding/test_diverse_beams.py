@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conformance.cases import load_model
 from unspool.beams import BeamSearchScorer
 from unspool.decoding.beams.scored import GroupBeams
-from unspool.decoding.beams.selection import read_best, read_candidates, select_groups
+from unspool.decoding.beams.selection import read_best, read_groups, select_groups
 from unspool.decoding.beams.settings import BeamSettings
 from unspool.decoding.scorer import Scorer
 from unspool.logits import HammingDiversityLogitsProcessor
@@ -71,7 +71,7 @@ def test_selected_groups(data: st.DataObject) -> None:
     if vocab * size < (1 + num_ends) * size:
         return
     found = select_groups(logprobs, running, torch.tensor(ends), told, penalty, is_normalised=True)
-    tokens, beams, best = read_candidates(found.packed)
+    listed = read_groups(found.packed)
     diversity = HammingDiversityLogitsProcessor(penalty, num_beams, num_groups)
     judge = BeamSearchScorer(num_prompts, num_beams, "cpu", num_beam_groups=num_groups)
     current = torch.zeros(len(logprobs), dtype=torch.int64)
@@ -81,8 +81,8 @@ def test_selected_groups(data: st.DataObject) -> None:
         count = told.count_candidates(size)
         expected = read_best(scores, running[rows], size, count)
         for prompt in range(num_prompts):
-            own = [part[prompt][group] for part in (best, tokens, beams)]
-            assert own == [part[prompt].tolist() for part in expected]
+            tokens, beams, best = (part[prompt] for part in listed[group])
+            assert [best, tokens, beams] == [part[prompt].tolist() for part in expected]
         told_ends = list(ends) or None
         verdict = judge.process(
             torch.zeros(len(rows), 1, dtype=torch.int64), *expected, pad_token_id=0, eos_token_id=told_ends,

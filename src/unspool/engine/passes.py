@@ -131,8 +131,9 @@ class Passes:
             joint.forget()
             raise
         joint.end()
-        for job, part in zip(jobs, _divide(forward, [tuple(part.shape) for part in tokens]), strict=True):
-            job.forward = part
+        answers = _divide(forward, [tuple(part.shape) for part in tokens])
+        for job, answer in zip(jobs, answers, strict=True):
+            job.forward = answer
 
 
 def _send(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -152,7 +153,7 @@ def _divide(forward: Forward, shapes: Sequence[tuple[int, ...]]) -> list[Forward
     def split(values: torch.Tensor | None, *, by_token: bool) -> list[Any]:
         if values is None:
             return [None] * len(shapes)
-        parts = list(values.split(counts))
+        parts = list(torch.split(values, counts))
         if by_token and any(num_new < width for _, num_new in shapes):
             return [part[:, :num_new] for part, (_, num_new) in zip(parts, shapes, strict=True)]
         return parts

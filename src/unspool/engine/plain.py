@@ -46,6 +46,10 @@ class Arrival:
     cache: Any  # of blocks, or of the model's own kind
 
 
+_Found = tuple[list[int], torch.Tensor]
+"""Places of rows, and the tokens (places,) that were chosen for them."""
+
+
 @dataclass(slots=True)
 class _Member:
     row: PlainRow
@@ -65,6 +69,7 @@ class PlainRows:
         self._chains: list[Chain] = []
         self._joined: JoinedDraw | None = None  # those that are drawn in one call, if they are known
         self._knows_joined = False
+        self._order: tuple[list[int], torch.Tensor | None] | None = None  # places, and what puts these in order
         self._arrivals: list[Arrival] = []
         self._flights: deque[Flight] = deque()
         self._num_steps = 0  # that were launched
@@ -186,24 +191,33 @@ class PlainRows:
                     return chain.choose(step)
             except Exception:
                 pass  # found out whose it is below
-        tokens = torch.zeros(len(self._members), dtype=torch.int64, device=step.logits.device)
         left = list(self._chains)
+        found: list[_Found] = []
         if not self._knows_joined:
-            self._joined, self._knows_joined = JoinedDraw.find(left, tokens.device), True
+            self._joined, self._knows_joined = JoinedDraw.find(left, step.logits.device), True
         if self._joined is not None:
             try:
-                self._joined.choose(step, tokens)
+                found.append((self._joined.places, self._joined.choose(step)))
                 left = [chain for chain in left if chain not in self._joined.chains]
             except Exception:
                 self._joined = None  # found out whose it is below
         for chain in left:
             try:
-                chosen = chain.choose(step)
+                found.append((chain.places, chain.choose(step)))
             except Exception as error:
-                self._choose_apart(chain, step, tokens, error)
-                continue
-            chain.enter(tokens, chosen)
-        return tokens
+                found += self._choose_apart(chain, step, error)
+        return self._put_in_order(found)
+
+    def _put_in_order(self, found: Sequence[_Found]) -> torch.Tensor:
+        """The tokens of all rows, from those of rows at some places."""
+        tokens = torch.cat([tokens for _, tokens in found])
+        places = [place for own, _ in found for place in own]
+        if self._order is None or self._order[0] != places:  # kept: it changes only if rows come or go
+            is_sorted = places == list(range(len(places)))
+            index = sorted(range(len(places)), key=places.__getitem__)
+            self._order = places, None if is_sorted else send(index, tokens.device)
+        order = self._order[1]
+        return tokens if order is None else tokens.index_select(0, order)
 
     def _owners_of(self, chain: Chain) -> dict[Any, list[int]]:
         """The places in a chain of every owner's rows."""
@@ -212,21 +226,28 @@ class PlainRows:
             owners.setdefault(self._members[place].row.owner, []).append(at)
         return owners
 
-    def _choose_apart(self, chain: Chain, step: Step, tokens: torch.Tensor, error: Exception) -> None:
+    def _choose_apart(self, chain: Chain, step: Step, error: Exception) -> list[_Found]:
         """Let every owner of a chain that raised choose alone, and note whose processors it was."""
-        owners = self._owners_of(chain)
+        owners, found = self._owners_of(chain), []
+
+        def fail(places: list[int]) -> None:
+            found.append((places, torch.zeros(len(places), dtype=torch.int64, device=step.logits.device)))
+
         if len(owners) == 1:
             self.failed[next(iter(owners))] = error
-            return
+            fail(chain.places)
+            return found
         self._chains.remove(chain)
         for owner, at in owners.items():
             chosen = chain.processors.select_rows(torch.tensor(at))
             alone = Chain(chosen, chain.do_sample, [chain.places[one] for one in at], chain.shift)
             self._chains.append(alone)
             try:
-                alone.enter(tokens, alone.choose(step))
+                found.append((alone.places, alone.choose(step)))
             except Exception as own_error:
                 self.failed[owner] = own_error
+                fail(alone.places)
+        return found
 
     def _fetch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight) -> None:
         for num_top, places in self._told.items():

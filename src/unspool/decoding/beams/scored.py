@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,14 @@ from unspool.beams.result import pick_best
 from unspool.beams.scorer import BeamSearchScorer, HypothesisScorer
 from unspool.decoding.beams.notes import VerdictNotes
 from unspool.decoding.beams.search import Moves
-from unspool.decoding.beams.selection import Best, find_best, read_best, read_candidates, select_groups
+from unspool.decoding.beams.selection import (
+    Best,
+    fetch_candidates,
+    find_best,
+    read_best,
+    read_groups,
+    select_groups,
+)
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
@@ -203,13 +211,12 @@ class GroupBeams(ScoredBeams):
         running = send(self._totals, rows.device, torch.float32) if self._running is None else self._running
         scores, is_normalised = self._scorer.next_undivided(rows)
         selection = select_groups(scores, running, self._ends, settings, penalty, is_normalised=is_normalised)
-        listed = read_candidates(fetch(selection.packed).read())
+        listed = fetch_candidates(selection).read(read_groups)
         parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
         before = list(self._origins)
-        for number, group in enumerate(self._groups):
-            tokens, beams, best = ([prompt[number] for prompt in part] for part in listed)
+        for number, (group, (tokens, beams, best)) in enumerate(zip(self._groups, listed, strict=True)):
             offers = BeamOffers(
-                find_ids=lambda group=group: self._read_ids()[group],
+                find_ids=partial(self._read_group, group),
                 length=self._width + self._num_tokens + 1,
                 candidates=list_offers(tokens, best, beams, self._size),
                 end_ids=self._end_ids,
@@ -224,6 +231,9 @@ class GroupBeams(ScoredBeams):
         self._enter(parents, tokens_of, totals)
         self._running, self._last = selection.running, (selection.tokens, selection.parents)
         return Moves(parents, selection.tokens, selection.parents)
+
+    def _read_group(self, group: list[int]) -> torch.Tensor:
+        return self._read_ids()[group]
 
     def _choose_in_turn(self, goes_on: bool) -> Moves:
         """Every group's choice in turn; `goes_on` says that none is over."""

@@ -11,7 +11,7 @@ from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.randomness import draw_gumbel
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ranks import log_probabilities, rank_rows
-from unspool.kernels.sending import Fetched, fetch, send
+from unspool.kernels.sending import Fetched, FetchedOnce, fetch, fetch_once, send
 from unspool.logits.highest import take_highest
 
 
@@ -267,16 +267,21 @@ def read_best(
     return best, tokens, beams
 
 
-def fetch_candidates(selection: Selection) -> Fetched:
+def fetch_candidates(selection: Selection) -> FetchedOnce:
     """Begin to copy a step's candidates to the host."""
-    return fetch(selection.packed)
+    return fetch_once(selection.packed)
 
 
 def read_candidates(packed: torch.Tensor) -> Listed:
-    """A step's candidates as lists; those of groups have one list more around them."""
+    """A step's candidates as lists."""
     numbers = packed.numpy()
-    tokens, beams, bits = (numbers[..., part, :] for part in range(3))
+    tokens, beams, bits = (numbers[:, part] for part in range(3))
     return tokens.tolist(), beams.tolist(), bits.view(np.float32).tolist()
+
+
+def read_groups(packed: torch.Tensor) -> list[Listed]:
+    """The candidates of each group of beams as lists."""
+    return [read_candidates(group) for group in packed.unbind(1)]
 
 
 def _fits_kernels(scores: torch.Tensor, num_beams: int, num_candidates: int) -> bool:

@@ -17,7 +17,7 @@ from unspool.kernels.gpu.arguments import count_parts, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.mixing import mix
 from unspool.kernels.gpu.sampling.readings import join_parts
-from unspool.kernels.gpu.sampling.replays import KeptReplays, can_replay
+from unspool.kernels.gpu.sampling.replays import KeptReplays
 
 TILE: Final = 4_096  # scores per program of the first kernel
 MOST_CANDIDATES: Final = 64  # of a prompt: each is found by one more search
@@ -276,10 +276,7 @@ def _find_likeliest(
     """Rank the `count` likeliest tokens of every tile, and then of every row."""
     rows, vocab = scores.shape
     tiles, options, device = count_parts(vocab, TILE), launch_options(), scores.device
-    if can_replay(device):
-        ranked = _kept.take((rows, tiles, count), device, lambda: _Ranking.make(rows, tiles, count, device))
-    else:
-        ranked = _Ranking.make(rows, tiles, count, device)
+    ranked = _kept.lend((rows, tiles, count), device, lambda: _Ranking.make(rows, tiles, count, device))
     seeds, positions = (ranked.found, ranked.found) if drawing is None else drawing  # read if it draws
     added = ranked.values if running is None else running
     asked, told = (ranked.found, ranked.values) if telling is None else telling

@@ -82,6 +82,10 @@ class KeptReplays(Generic[Held]):
         self._kept: OrderedDict[Hashable, Held] = OrderedDict()
         self._lock = threading.Lock()
 
+    def lend(self, shape: Hashable, device: torch.device, make: Callable[[], Held]) -> Held:
+        """The same, or what is made anew where nothing can be kept: in a capture, and elsewhere than on a GPU."""
+        return self.take(shape, device, make) if can_replay(device) else make()
+
     def take(self, shape: Hashable, device: torch.device, make: Callable[[], Held]) -> Held:
         """What was made for this shape; the one that was not used for longest goes if they become too many."""
         stream = torch._C._cuda_getCurrentRawStream(device.index or 0)
