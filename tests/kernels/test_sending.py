@@ -74,6 +74,8 @@ def test_memory_is_used_again_once_it_was_read(gpu: list[Any]) -> None:
     first, second = fetch([1, 2]), fetch([3, 4])
     assert len(gpu) == 2  # both are under way
     assert read(second) == [3, 4]
+    with pytest.raises(AssertionError, match="another copy"):
+        read(second)
     third = fetch([5, 6])
     assert len(gpu) == 2 and read(first) == [1, 2] and read(third) == [5, 6]
     assert read(fetch([1.5, 2.5], torch.float32)) == [1.5, 2.5] and read(fetch([7])) == [7]

@@ -92,10 +92,11 @@ def fetch(values: torch.Tensor) -> Fetched:
 class FetchedOnce:
     """A tensor on its way to the host, where it is read once: the memory is used again then."""
 
-    __slots__ = ("_arrived", "_key", "_values")
+    __slots__ = ("_arrived", "_is_read", "_key", "_values")
 
     def __init__(self, values: torch.Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
+        self._is_read = False
         if values.device.type != "cuda":
             self._values = values
             return
@@ -110,10 +111,11 @@ class FetchedOnce:
 
     def read(self, make: Callable[[torch.Tensor], Read]) -> Read:
         """What a function makes of the tensor, once it is there; the function must keep no part of it."""
+        assert not self._is_read, "its memory may hold another copy by now"
         if self._arrived is None:
             return make(self._values)
         _await(self._arrived)
-        made = make(self._values)
+        made, self._is_read = make(self._values), True
         if self._values.numel() <= _LARGEST_SPARE:
             if len(_spare) > _MOST_SHAPES:
                 _spare.clear()
