@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unspool.decoding.randomness import derive_seed, draw_seed, draw_uniform
+from unspool.decoding.randomness import AHEAD, Positions, derive_seed, draw_seed, draw_uniform
 from unspool.decoding.select import draw, draw_plainly, take_likeliest
 
 MANY = 20_000
@@ -136,3 +136,10 @@ def test_forbidden_ends_are_never_drawn(uniform: float) -> None:
 def test_the_first_of_equals_is_the_likeliest() -> None:
     scores = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-torch.inf, -1.0, -1.0]])
     assert take_likeliest(scores).tolist() == [1, 0, 1]
+
+
+def test_positions_are_those_that_were_asked_for() -> None:
+    positions, device = Positions(), torch.device("cpu")
+    asked = [[3, 9], [4, 10], [6, 12], [5, 11], [5, 12], [3 + AHEAD, 10 + AHEAD], [7], [8], [8, 8, 9], [2, 2, 3]]
+    for each in asked:
+        assert positions.take(each, device).tolist() == each

@@ -257,18 +257,22 @@ class Copy:
 
 
 def test_requests_that_wait_for_copies_let_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = sending.Fetched.read
+    def slow_down(kind: type[Any]) -> None:
+        whole = kind.read
 
-    def read(fetched: sending.Fetched) -> Any:
-        wait = sending._waits.get()
-        if wait is not None:
-            wait(Copy())  # as a GPU's event
-        return whole(fetched)
+        def read(fetched: Any, *args: Any) -> Any:
+            wait = sending._waits.get()
+            if wait is not None:
+                wait(Copy())  # as a GPU's event
+            return whole(fetched, *args)
+
+        monkeypatch.setattr(kind, "read", read)
 
     lm, common = make_lm(), {"max_new_tokens": 12, "eos_token_id": None}
     asked = [REQUESTS[name] for name in ("beams", "contrastive", "guidance", "lookup", "output", "no cache")]
     expected = [lm.generate([5, 6, 7], **common, **one) for one in asked]
-    monkeypatch.setattr(sending.Fetched, "read", read)
+    slow_down(sending.Fetched)
+    slow_down(sending.FetchedOnce)
     monkeypatch.setattr(Copy, "num_awaited", 0)
     with unspool.Engine(lm, memory=BLOCK_BYTES * 200, block_size=16, max_rows=16) as engine:
         requests = [engine.submit([5, 6, 7], **common, **one) for one in asked]

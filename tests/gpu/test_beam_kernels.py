@@ -5,13 +5,20 @@ They run on a GPU, or slowly in Triton's interpreter: `TRITON_INTERPRET=1 pytest
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.gpu.kernel_checks import DEVICE, pytestmark
 
-from unspool.decoding.beams.selection import Drawing, Selection, read_candidates, select_by_operators
+from unspool.decoding.beams.selection import (
+    Drawing,
+    Selection,
+    read_candidates,
+    select_by_operators,
+    select_groups_on_host,
+)
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 
 __all__ = ["pytestmark"]
@@ -76,16 +83,60 @@ def test_candidates_and_beams(num_beams: int, num_ends: int, vocab: int, is_norm
 
 
 @pytest.mark.parametrize("vocab,count", [(9_000, 2), (60, 20), (4_096, 1)])
-def test_ranked_logprobs(vocab: int, count: int) -> None:
-    from unspool.kernels.gpu.sampling.beams import rank_logprobs
+def test_told_logprobs(vocab: int, count: int) -> None:
+    from unspool.kernels.gpu.sampling.beams import tell_logprobs
 
-    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(count)) * 4
+    generator = torch.Generator().manual_seed(count)
+    logits = torch.randn(5, vocab, generator=generator) * 4
     logits[2, 7:] = -INF
-    values, tokens = (one.cpu() for one in rank_logprobs(logits.to(DEVICE)[:, :vocab], count))
-    expected = logits.log_softmax(-1).topk(count)
-    torch.testing.assert_close(values, expected.values, rtol=1e-6, atol=2e-6)
+    asked = torch.tensor([5, vocab - 1, 3, -1, 6])
+    told = tell_logprobs(logits.to(DEVICE)[:, :vocab], asked.to(DEVICE), count).cpu()
+    logprobs = logits.log_softmax(-1)
+    tokens, own, found, values = told.split([1, 1, count, count], dim=1)
+    assert tokens.flatten().tolist() == [5, vocab - 1, 3, 0, 6]
+    torch.testing.assert_close(own.float(), logprobs.gather(1, tokens.long()), rtol=1e-6, atol=2e-6)
+    expected = logprobs.topk(count)
+    torch.testing.assert_close(values.float(), expected.values, rtol=1e-6, atol=2e-6)
     finite = expected.values > -INF
-    assert tokens[finite].tolist() == expected.indices[finite].tolist()
+    assert found[finite].tolist() == expected.indices[finite].tolist()
+
+
+@pytest.mark.parametrize("num_beams,num_groups,num_ends", [(4, 2, 0), (4, 4, 1), (6, 2, 2), (6, 3, 1)])
+@pytest.mark.parametrize("vocab", [9_000, 30, 5])
+@pytest.mark.parametrize("is_normalised", [False, True])
+def test_groups_avoid_what_earlier_ones_chose(
+    num_beams: int, num_groups: int, num_ends: int, vocab: int, is_normalised: bool
+) -> None:
+    from unspool.kernels.gpu.sampling.beams import choose_in_groups
+
+    settings = replace(make_settings(num_beams, num_ends), num_groups=num_groups)
+    generator = torch.Generator().manual_seed(vocab + num_beams)
+    ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64)
+    size = num_beams // num_groups
+    num_candidates = min(settings.count_candidates(size), size * vocab)
+    few = min(num_candidates + num_beams - size, vocab)
+    for prompts in (1, 3):
+        logits = torch.randn(prompts * num_beams, vocab, generator=generator) * 2
+        logits[:, 1] += 4.0  # most groups would choose it
+        running = -torch.rand(prompts * num_beams, generator=generator)
+        logprobs = logits.log_softmax(-1)
+        found = choose_in_groups(
+            (logprobs if is_normalised else logits).to(DEVICE),
+            running.to(DEVICE),
+            ends.to(DEVICE),
+            num_beams=num_beams,
+            num_groups=num_groups,
+            num_candidates=num_candidates,
+            penalty=0.7,
+            never=NEVER,
+            is_normalised=is_normalised,
+        )
+        expected = select_groups_on_host(
+            logprobs, running, ends, settings, 0.7, (num_candidates, few), is_normalised=True
+        )
+        own = Selection(*(one.cpu() for one in found))
+        for group in range(num_groups):
+            check(replace(own, packed=own.packed[:, group]), replace(expected, packed=expected.packed[:, group]))
 
 
 def test_the_first_step_has_one_beam_a_prompt() -> None:

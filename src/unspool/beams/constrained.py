@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from unspool.beams.offers import Ancestry, BeamOffers, Ids, Offer, read_offers
+from unspool.beams.offers import Ancestry, BeamOffers, Ids, Offer, pack_offers, read_offers
 from unspool.beams.scorer import HypothesisScorer
 from unspool.constraints import Constraint, ConstraintListState
 from unspool.errors import SettingError, UnsupportedError
@@ -105,7 +105,7 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
                 chosen.append(candidate)
                 progress[(*step.histories[candidate.beam], candidate.token)] = state
         self._progress = progress
-        return step.pack(chosen)
+        return pack_offers(chosen, (next_scores, next_tokens, next_indices), input_ids.device)
 
     def step_sentence_constraint(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -29,18 +29,18 @@ class Offer(NamedTuple):
 class BeamOffers:
     """The candidates of every row, the best first; read from the device once."""
 
-    input_ids: torch.Tensor  # (batch * group, length)
+    find_ids: Callable[[], torch.Tensor]  # the sequences (batch * group, length - 1), asked for if one ends
+    length: int  # of a sequence with the token of this step
     candidates: list[list[Offer]]
     end_ids: frozenset[int]
     pad_id: int | None
     ancestry: Ancestry | None
     prompt_length: int
-    like: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # scores, tokens, indices: what goes out looks like these
 
-    @property
-    def length(self) -> int:
-        """The length of a sequence with the token of this step."""
-        return self.input_ids.shape[-1] + 1
+    @cached_property
+    def input_ids(self) -> torch.Tensor:
+        """The sequences (batch * group, length - 1)."""
+        return self.find_ids()
 
     @property
     def written_length(self) -> int:
@@ -65,18 +65,28 @@ class BeamOffers:
             )
         return [Offer(self.pad_id, 0.0, 0)] * count
 
-    def pack(self, chosen: list[Offer]) -> UserDict[str, torch.Tensor]:
-        """The chosen candidates of all rows as tensors."""
-        tokens, scores, beams = zip(*chosen, strict=True)
-        device = self.input_ids.device
-        return UserDict(
-            {
-                f"next_beam_{name}": send(values, device, like.dtype)  # (batch * group,)
-                for name, values, like in zip(
-                    ("scores", "tokens", "indices"), (scores, tokens, beams), self.like, strict=True
-                )
-            }
-        )
+
+def pack_offers(
+    chosen: list[Offer], like: tuple[torch.Tensor, torch.Tensor, torch.Tensor], device: torch.device
+) -> UserDict[str, torch.Tensor]:
+    """The chosen candidates of all rows as tensors, which look like the scores, tokens and indices that came in."""
+    tokens, scores, beams = zip(*chosen, strict=True)
+    return UserDict(
+        {
+            f"next_beam_{name}": send(values, device, one.dtype)  # (batch * group,)
+            for name, values, one in zip(("scores", "tokens", "indices"), (scores, tokens, beams), like, strict=True)
+        }
+    )
+
+
+def list_offers(
+    tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], beams: Sequence[Sequence[int]], group_size: int
+) -> list[list[Offer]]:
+    """The candidates of every row, whose beams are counted from the row's first."""
+    return [
+        [Offer(token, score, row * group_size + beam) for token, score, beam in zip(*each, strict=True)]
+        for row, each in enumerate(zip(tokens, scores, beams, strict=True))
+    ]
 
 
 def read_offers(
@@ -104,23 +114,20 @@ def read_offers(
             f"`next_scores`, `next_tokens` and `next_indices` must be of one shape ({batch_size}, candidates), "
             f"but are of {sorted(shapes)}."
         )
-    candidates = []
     # Begun together, so that the device is waited for once.
     fetched = [fetch(part) for part in (next_tokens, next_scores, next_indices)]
-    per_row = zip(*(part.read().tolist() for part in fetched), strict=True)
-    for row, (tokens, scores, beams) in enumerate(per_row):
-        if beams and not 0 <= min(beams) <= max(beams) < group_size:
-            raise InputError(f"`next_indices` names beams outside of the {group_size} of a row: {beams!r:.200}.")
-        first = row * group_size
-        candidates.append([Offer(t, s, first + b) for t, s, b in zip(tokens, scores, beams, strict=True)])
+    tokens, scores, beams = (part.read().tolist() for part in fetched)
+    for named in beams:
+        if named and not 0 <= min(named) <= max(named) < group_size:
+            raise InputError(f"`next_indices` names beams outside of the {group_size} of a row: {named!r:.200}.")
     return BeamOffers(
-        input_ids=input_ids,
-        candidates=candidates,
+        find_ids=lambda: input_ids,
+        length=input_ids.shape[-1] + 1,
+        candidates=list_offers(tokens, scores, beams, group_size),
         end_ids=frozenset(read_ids(eos_token_id)),
         pad_id=None if pad_token_id is None else int(pad_token_id),
         ancestry=beam_indices,
         prompt_length=decoder_prompt_len,
-        like=(next_scores, next_tokens, next_indices),
     )
 
 

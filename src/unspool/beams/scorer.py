@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from unspool.beams.hypotheses import BeamHypotheses, Ending, Hypothesis
-from unspool.beams.offers import Ancestry, BeamOffers, Ids, Offer, read_offers
+from unspool.beams.offers import Ancestry, BeamOffers, Ids, Offer, pack_offers, read_offers
 from unspool.beams.result import assemble_result
 from unspool.errors import InputError, SettingError
 
@@ -193,33 +193,6 @@ class BeamSearchScorer(HypothesisScorer):
 
         `input_ids`, `next_indices` and `beam_indices` hold and count the beams of this group only.
         """
-        step, chosen = self.decide(
-            input_ids,
-            next_scores,
-            next_tokens,
-            next_indices,
-            pad_token_id=pad_token_id,
-            eos_token_id=eos_token_id,
-            beam_indices=beam_indices,
-            group_index=group_index,
-            decoder_prompt_len=decoder_prompt_len,
-        )
-        return step.pack(chosen)
-
-    def decide(
-        self,
-        input_ids: torch.Tensor,
-        next_scores: torch.Tensor,
-        next_tokens: torch.Tensor,
-        next_indices: torch.Tensor,
-        *,
-        pad_token_id: int | torch.Tensor | None,
-        eos_token_id: Ids | None,
-        beam_indices: Ancestry | None,
-        group_index: int,
-        decoder_prompt_len: int,
-    ) -> tuple[BeamOffers, list[Offer]]:
-        """What `process` packs into tensors, as it was offered and as it was chosen."""
         if not 0 <= group_index < self.num_beam_groups:
             raise InputError(f"`group_index` is {group_index}, and there are {self.num_beam_groups} groups from 0 on.")
         step = read_offers(
@@ -234,15 +207,19 @@ class BeamSearchScorer(HypothesisScorer):
             beam_indices=beam_indices,
             decoder_prompt_len=decoder_prompt_len,
         )
+        return pack_offers(self.decide(step, group_index), (next_scores, next_tokens, next_indices), input_ids.device)
+
+    def decide(self, step: BeamOffers, group: int) -> list[Offer]:
+        """What the beams of a group go on with, out of what they are offered."""
         is_done = self._done.tolist()
         chosen: list[Offer] = []
         for row in range(self.batch_size):
-            place = row * self.num_beam_groups + group_index
+            place = row * self.num_beam_groups + group
             if is_done[place]:
                 chosen += step.make_padding(self.group_size)
             else:
                 chosen += self._separate(step, row, place)
-        return step, chosen
+        return chosen
 
     def finalize(  # type: ignore[override]  # as above
         self,

@@ -34,9 +34,13 @@ class HostHistory:
         self._num_known = 0  # its columns
         self._coming: list[_Coming] = []  # those that follow
 
+    def expects(self, width: int) -> bool:
+        """Whether it is the last of `width` columns that is missing."""
+        return self._find_end() == width - 1
+
     def expect(self, tokens: Fetched, width: int) -> None:
         """Note that the last of `width` columns is on its way, so that nobody has to fetch it."""
-        if self._find_end() == width - 1:
+        if self.expects(width):
             self._coming.append(_Coming(tokens, 1))
 
     def begin(self, history: torch.Tensor) -> None:

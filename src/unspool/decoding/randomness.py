@@ -86,6 +86,25 @@ class Uniforms:
         return self._table[ahead:] if len(steps) == 1 and 0 <= ahead < len(self._table) else None
 
 
+class Positions:
+    """Rows' positions where they are drawn for, sent for many steps ahead."""
+
+    def __init__(self) -> None:
+        self._first: list[int] = []
+        self._table: torch.Tensor | None = None  # (positions ahead, rows)
+
+    def take(self, positions: Sequence[int], device: torch.device) -> torch.Tensor:
+        """The positions (rows,) on a device."""
+        table, first = self._table, self._first
+        if table is not None and len(first) == len(positions):
+            ahead = positions[0] - first[0]
+            if 0 <= ahead < AHEAD and all(one - own == ahead for one, own in zip(positions, first, strict=True)):
+                return table[ahead]
+        self._first = list(positions)
+        self._table = send(self._first, device) + torch.arange(AHEAD, device=device)[:, None]
+        return self._table[0]
+
+
 def draw_gumbel(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
     """Gumbel noise (rows, count), float32: adding it to log-probabilities and taking the k highest draws k without
     replacement (Kool et al., 2019)."""

@@ -9,7 +9,7 @@ import torch
 
 from unspool.decoding.observer import Observer
 from unspool.kernels.presence import runs_kernels
-from unspool.kernels.sending import Fetched, fetch
+from unspool.kernels.sending import FetchedOnce, fetch_once
 from unspool.outputs import StepLayers, StepTensors, TokenLogprob
 from unspool.protocols import Forward
 
@@ -136,35 +136,31 @@ class Record:
 class PendingLogprobs:
     """Log-probabilities on their way to the host."""
 
-    _values: Fetched  # (n, 2 + 2 * top), float64: tokens, their own, the likeliest tokens, theirs
+    _values: FetchedOnce  # (n, 2 + 2 * top), float64: tokens, their own, the likeliest tokens, theirs
 
     def read(self) -> list[TokenLogprob]:
         """The log-probabilities, once they are there."""
         found = []
-        for token, value, *top in self._values.read().tolist():
+        for token, value, *top in self._values.read_list():
             half = len(top) // 2
             found.append(TokenLogprob(int(token), value, tuple(zip(map(int, top[:half]), top[half:], strict=True))))
         return found
 
 
 def fetch_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> PendingLogprobs:
-    """Begin to copy what `read_logprobs` returns."""
+    """Begin to copy what `read_logprobs` returns; 0 stands for a token that could not be chosen."""
     if num_top and runs_kernels(logits.device):
-        from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, rank_logprobs  # Triton, where a GPU is used
+        from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, tell_logprobs  # Triton, where a GPU is used
 
         if num_top <= min(MOST_CANDIDATES, logits.shape[-1]):
-            logits = logits.float()
-            values, found = rank_logprobs(logits, num_top)
-            total = logits.gather(1, found[:, :1].long()) - values[:, :1]
-            own = logits.gather(1, tokens[:, None]) - total
-            parts = [tokens[:, None], own, found, values]
-            return PendingLogprobs(fetch(torch.cat([part.double() for part in parts], dim=1)))
+            return PendingLogprobs(fetch_once(tell_logprobs(logits.float(), tokens, num_top)))
+    tokens = tokens.clamp(min=0)
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     parts = [tokens[:, None], logprobs.gather(1, tokens[:, None])]
     if num_top:
         top = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
         parts += [top.indices, top.values]
-    return PendingLogprobs(fetch(torch.cat([part.double() for part in parts], dim=1)))  # exact, in one copy
+    return PendingLogprobs(fetch_once(torch.cat([part.double() for part in parts], dim=1)))  # exact, in one copy
 
 
 def read_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[TokenLogprob]:

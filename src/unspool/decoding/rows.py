@@ -40,6 +40,8 @@ class Rows:
         self._columns: list[int] = []
         self._padding: torch.Tensor | None = None
         self._uniforms = {stream: Uniforms(stream) for stream in range(NUM_STREAMS)}
+        # What each row got last, if the host was told; of the rows while their lengths are these very ones.
+        self._last: tuple[list[int], list[list[int]]] | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -124,7 +126,15 @@ class Rows:
     def tokens_from(self, place: int, first: int) -> list[int]:
         """A row's tokens from a position on, if the row has them as ids."""
         first = max(first, -self.offsets[place])  # positions of embeddings have none
+        if self._last is not None and self._last[0] is self.lengths:
+            num_new, last = self.lengths[place] - first, self._last[1][place]
+            if num_new <= len(last):
+                return last[len(last) - num_new :]
         return self._tokens[place, first : self.lengths[place]].tolist()
+
+    def note_last(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Note what each row got last, which the host knows: nobody has to look for it on the device."""
+        self._last = self.lengths, [list(own) for own in tokens]
 
     def last_tokens(self) -> list[int]:
         """Every row's last token."""
@@ -190,6 +200,11 @@ class Rows:
         column = torch.arange(width, device=self.device) - shift
         return shown.gather(1, column.clamp(min=0)).masked_fill(column < 0, self.pad_token_id)
 
+    @property
+    def expects_last(self) -> bool:
+        """Whether all of the rows' tokens but the last are on the host: `expect_last` makes a difference then."""
+        return self._on_host.expects(max(self.ends))
+
     def expect_last(self, tokens: Fetched) -> None:
         """Note that the rows' last tokens (rows,) are on their way to the host."""
         self._on_host.expect(tokens, max(self.ends))
@@ -239,6 +254,7 @@ class Rows:
         self._move(index, send(index, self.device))
 
     def _move(self, index: Sequence[int], chosen: torch.Tensor) -> None:
+        self._last = None
         self._on_host.select(index)
         self._table.select(chosen, self.lengths)
         if self._view is not None:
@@ -285,10 +301,6 @@ class Rows:
         """A number in [0, 1) for each of the positions from `first[row]` on: (rows, positions)."""
         start = send(first, self.device)[:, None]
         return draw_uniform(self.seeds[:, None], start + torch.arange(num_positions, device=self.device), stream)
-
-    def positions(self) -> torch.Tensor:
-        """The position of each row's next token: (rows,)."""
-        return send(self.lengths, self.device)
 
 
 def _unpad(prompts: Prompts, offsets: Sequence[int], pad_token_id: int) -> torch.Tensor:

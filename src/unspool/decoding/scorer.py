@@ -17,6 +17,7 @@ from unspool.errors import NoTokenLeftError
 from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
+from unspool.logits.diversity import HammingDiversityLogitsProcessor
 from unspool.logits.fused import FusedTail, split_tail
 from unspool.protocols import Forward
 
@@ -90,6 +91,23 @@ class Scorer:
             yield scores
         if whole is not None:
             self.record.keep_scores(result.logits, whole)
+
+    @property
+    def diversity(self) -> float | None:
+        """The penalty between groups that the processors end with, if nothing else tells groups of rows apart, and
+        nobody looks at what it makes of the scores: then `next_undivided` gives the scores before it."""
+        if not self.processors or self._copies_logits or self.record.keeps_steps:
+            return None
+        last = self.processors[-1]
+        return last.diversity_penalty if type(last) is HammingDiversityLogitsProcessor else None
+
+    def next_undivided(self, rows: Rows) -> tuple[torch.Tensor, bool]:
+        """Score every row's next token but for the `diversity` at the end: (rows, vocab), and whether they are
+        log-probabilities."""
+        head = LogitsProcessorList(self.processors[:-1], starts=self.processors.starts)
+        is_normalised = bool(head) or not self._readout.is_plain
+        scores = self._read(rows, normalise=is_normalised).scores
+        return head(rows.history(), scores, **self._find_extra(rows)) if head else scores, is_normalised
 
     def _process(
         self,

@@ -131,13 +131,6 @@ class Chain:
         """Whether processors change the scores before the tail."""
         return bool(self._head)
 
-    def enter(self, tokens: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Write its tokens into those of all rows."""
-        if self._span is not None:
-            tokens[self._span] = chosen
-        else:
-            tokens.index_copy_(0, self.find_index(tokens.device), chosen)
-
     def _pick(self, values: torch.Tensor) -> torch.Tensor:
         """Its own of all rows' values: those very values, or a part of them, if its rows stand side by side."""
         if self._span is None:
@@ -167,7 +160,7 @@ class JoinedDraw:
 
     def __init__(self, chains: Sequence[Chain]) -> None:
         self.chains = list(chains)
-        self._places = [place for chain in chains for place in chain.places]
+        self.places = [place for chain in chains for place in chain.places]
         self._index: torch.Tensor | None = None
         self._tails = JoinedTails([(chain.tail, len(chain.places)) for chain in chains if chain.tail is not None])
 
@@ -177,10 +170,10 @@ class JoinedDraw:
         fitting = [chain for chain in chains if chain.do_sample and JoinedTails.fits(chain.tail, device)]
         return cls(fitting) if len(fitting) > 1 else None
 
-    def choose(self, step: Step, tokens: torch.Tensor) -> None:
-        """Write the tokens of its rows into those of all."""
+    def choose(self, step: Step) -> torch.Tensor:
+        """The tokens of the rows at its `places`."""
         if self._index is None:
-            self._index = send(self._places, tokens.device)
+            self._index = send(self.places, step.logits.device)
         scores = step.logits.index_select(0, self._index)
         first = 0
         for chain in self.chains:
@@ -188,5 +181,4 @@ class JoinedDraw:
             if chain.has_head:
                 scores[first:stop] = chain.score(step)
             first = stop
-        drawn = self._tails.draw(scores, step.uniforms(0).index_select(0, self._index))
-        tokens.index_copy_(0, self._index, drawn)
+        return self._tails.draw(scores, step.uniforms(0).index_select(0, self._index))

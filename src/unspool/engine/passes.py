@@ -131,10 +131,9 @@ class Passes:
             joint.forget()
             raise
         joint.end()
-        at = 0
-        for job, part in zip(jobs, tokens, strict=True):
-            job.forward = _take(forward, slice(at, at + part.shape[0]), part.shape[1])
-            at += part.shape[0]
+        answers = _divide(forward, [tuple(part.shape) for part in tokens])
+        for job, answer in zip(jobs, answers, strict=True):
+            job.forward = answer
 
 
 def _send(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -146,20 +145,40 @@ def _send(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     return torch.cat([part if part.is_cuda else part.pin_memory().to(device, non_blocking=True) for part in parts])
 
 
-def _take(forward: Forward, rows: slice, num_new: int) -> Forward:
-    """What a pass returned for some of its rows, which read `num_new` tokens."""
+def _divide(forward: Forward, shapes: Sequence[tuple[int, ...]]) -> list[Forward]:
+    """What a pass returned for each of several requests, which have so many rows and read so many tokens a row."""
+    counts = [rows for rows, _ in shapes]
+    width = max(num_new for _, num_new in shapes)
+
+    def split(values: torch.Tensor | None, *, by_token: bool) -> list[Any]:
+        if values is None:
+            return [None] * len(shapes)
+        parts = list(torch.split(values, counts))
+        if by_token and any(num_new < width for _, num_new in shapes):
+            return [part[:, :num_new] for part, (_, num_new) in zip(parts, shapes, strict=True)]
+        return parts
+
     is_all = forward.logits.dim() == 3
-    likeliest = forward.likeliest
-    if likeliest is not None:
-        likeliest = likeliest[rows, :num_new] if is_all else likeliest[rows]
-    return Forward(
-        forward.logits[rows, :num_new] if is_all else forward.logits[rows],
-        last_states=None if forward.last_states is None else forward.last_states[rows, :num_new],
-        early_logits=None if forward.early_logits is None else tuple(one[rows] for one in forward.early_logits),
-        likeliest=likeliest,
-        path=forward.path,
-        path_reason=forward.path_reason,
+    early = forward.early_logits
+    layers = [split(one, by_token=False) for one in early] if early is not None else None
+    each = zip(
+        split(forward.logits, by_token=is_all),
+        split(forward.last_states, by_token=True),
+        zip(*layers, strict=True) if layers else [early] * len(shapes),
+        split(forward.likeliest, by_token=is_all),
+        strict=True,
     )
+    return [
+        Forward(
+            logits,
+            last_states=states,
+            early_logits=early_logits,
+            likeliest=likeliest,
+            path=forward.path,
+            path_reason=forward.path_reason,
+        )
+        for logits, states, early_logits, likeliest in each
+    ]
 
 
 def mark_stream() -> Any:

@@ -46,6 +46,10 @@ class Arrival:
     cache: Any  # of blocks, or of the model's own kind
 
 
+_Found = tuple[list[int], torch.Tensor]
+"""Places of rows, and the tokens (places,) that were chosen for them."""
+
+
 @dataclass(slots=True)
 class _Member:
     row: PlainRow
@@ -65,6 +69,7 @@ class PlainRows:
         self._chains: list[Chain] = []
         self._joined: JoinedDraw | None = None  # those that are drawn in one call, if they are known
         self._knows_joined = False
+        self._order: tuple[list[int], torch.Tensor | None] | None = None  # places, and what puts these in order
         self._arrivals: list[Arrival] = []
         self._flights: deque[Flight] = deque()
         self._num_steps = 0  # that were launched
@@ -74,7 +79,7 @@ class PlainRows:
         self._is_brief = False  # nobody changes or keeps what passes return
         self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
         self._reported: dict[int, list[int]] = {}  # by how many are wanted: places whose log-probabilities are
-        self._reported_at: dict[int, torch.Tensor] = {}  # the same on the device
+        self._reported_at: dict[int, slice | torch.Tensor] = {}  # the same as a part of all rows, or on the device
         self._next_leave = inf  # the number of the step after which somebody leaves
         self.runs_ahead = model.device.type == "cuda"
         self.failed: dict[Any, Exception] = {}  # owners whose processors raised in the last step, and what
@@ -186,24 +191,33 @@ class PlainRows:
                     return chain.choose(step)
             except Exception:
                 pass  # found out whose it is below
-        tokens = torch.zeros(len(self._members), dtype=torch.int64, device=step.logits.device)
         left = list(self._chains)
+        found: list[_Found] = []
         if not self._knows_joined:
-            self._joined, self._knows_joined = JoinedDraw.find(left, tokens.device), True
+            self._joined, self._knows_joined = JoinedDraw.find(left, step.logits.device), True
         if self._joined is not None:
             try:
-                self._joined.choose(step, tokens)
+                found.append((self._joined.places, self._joined.choose(step)))
                 left = [chain for chain in left if chain not in self._joined.chains]
             except Exception:
                 self._joined = None  # found out whose it is below
         for chain in left:
             try:
-                chosen = chain.choose(step)
+                found.append((chain.places, chain.choose(step)))
             except Exception as error:
-                self._choose_apart(chain, step, tokens, error)
-                continue
-            chain.enter(tokens, chosen)
-        return tokens
+                found += self._choose_apart(chain, step, error)
+        return self._put_in_order(found)
+
+    def _put_in_order(self, found: Sequence[_Found]) -> torch.Tensor:
+        """The tokens of all rows, from those of rows at some places."""
+        tokens = torch.cat([tokens for _, tokens in found])
+        places = [place for own, _ in found for place in own]
+        if self._order is None or self._order[0] != places:  # kept: it changes only if rows come or go
+            is_sorted = places == list(range(len(places)))
+            index = sorted(range(len(places)), key=places.__getitem__)
+            self._order = places, None if is_sorted else send(index, tokens.device)
+        order = self._order[1]
+        return tokens if order is None else tokens.index_select(0, order)
 
     def _owners_of(self, chain: Chain) -> dict[Any, list[int]]:
         """The places in a chain of every owner's rows."""
@@ -212,29 +226,42 @@ class PlainRows:
             owners.setdefault(self._members[place].row.owner, []).append(at)
         return owners
 
-    def _choose_apart(self, chain: Chain, step: Step, tokens: torch.Tensor, error: Exception) -> None:
+    def _choose_apart(self, chain: Chain, step: Step, error: Exception) -> list[_Found]:
         """Let every owner of a chain that raised choose alone, and note whose processors it was."""
-        owners = self._owners_of(chain)
+        owners, found = self._owners_of(chain), []
+
+        def fail(places: list[int]) -> None:
+            found.append((places, torch.zeros(len(places), dtype=torch.int64, device=step.logits.device)))
+
         if len(owners) == 1:
             self.failed[next(iter(owners))] = error
-            return
+            fail(chain.places)
+            return found
         self._chains.remove(chain)
         for owner, at in owners.items():
             chosen = chain.processors.select_rows(torch.tensor(at))
             alone = Chain(chosen, chain.do_sample, [chain.places[one] for one in at], chain.shift)
             self._chains.append(alone)
             try:
-                alone.enter(tokens, alone.choose(step))
+                found.append((alone.places, alone.choose(step)))
             except Exception as own_error:
                 self.failed[owner] = own_error
+                fail(alone.places)
+        return found
 
     def _fetch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, flight: Flight) -> None:
         for num_top, places in self._reported.items():
-            index = self._reported_at.get(num_top)
-            if index is None:
-                index = self._reported_at[num_top] = send(places, logits.device)
-            chosen = tokens.index_select(0, index).clamp(min=0)
-            flight.reported.append((places, fetch_logprobs(logits.index_select(0, index), chosen, num_top)))
+            part = self._reported_at.get(num_top)
+            if part is None:
+                side_by_side = range(places[0], places[-1] + 1)
+                is_span = places == list(side_by_side)
+                part = slice(side_by_side.start, side_by_side.stop) if is_span else send(places, logits.device)
+                self._reported_at[num_top] = part
+            if isinstance(part, slice):
+                given, chosen = logits[part], tokens[part]
+            else:
+                given, chosen = logits.index_select(0, part), tokens.index_select(0, part)
+            flight.reported.append((places, fetch_logprobs(given, chosen, num_top)))
 
     # --- rows come and go ------------------------------------------------------------------------------------
     def _enter_arrivals(self) -> list[int]:

@@ -34,6 +34,6 @@ class Contest:
 class Won:
     """The result of a contest that the pass has decided; its logits and keys are then those of the kept candidates."""
 
-    chosen: torch.Tensor  # (rows,): indices of the kept candidates
+    taken: torch.Tensor  # (rows, 1): the kept candidates' tokens; -1 where none may be chosen
     tokens: torch.Tensor  # (rows, candidates): the most likely next tokens, in descending order
     weights: torch.Tensor  # (rows, candidates): their probabilities, as `Contest.weights`

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -14,6 +14,11 @@ Wait = Callable[[torch.cuda.Event], None]
 """Returns once an event has come."""
 
 _waits: Final[ContextVar[Wait | None]] = ContextVar("_waits", default=None)
+Read = TypeVar("Read")
+_MOST_SPARE: Final = 8  # pieces of pinned memory of one shape that are kept to be used again,
+_MOST_SHAPES: Final = 64  # of how many shapes,
+_LARGEST_SPARE: Final = 4096  # and of how many numbers
+_spare: Final[dict[tuple[torch.Size, torch.dtype, torch.device], list[tuple[torch.Tensor, torch.cuda.Event]]]] = {}
 _streams: Final[dict[tuple[int, int], torch.cuda.Stream]] = {}  # by device and address: torch's own are never freed
 
 
@@ -56,12 +61,16 @@ class Fetched:
     def read(self) -> torch.Tensor:
         """The tensor, once it is there; work launched after `fetch` is not waited for."""
         if self._arrived is not None:
-            wait = _waits.get()
-            if wait is None:
-                self._arrived.synchronize()
-            else:
-                wait(self._arrived)
+            _await(self._arrived)
         return self._values
+
+
+def _await(arrived: torch.cuda.Event) -> None:
+    wait = _waits.get()
+    if wait is None:
+        arrived.synchronize()
+    else:
+        wait(arrived)
 
 
 def wait_by(wait: Wait) -> None:
@@ -78,6 +87,51 @@ def fetch(values: torch.Tensor) -> Fetched:
     arrived = torch.cuda.Event()
     arrived.record(find_stream(values.device))
     return Fetched(host, arrived)
+
+
+class FetchedOnce:
+    """A tensor on its way to the host, where it is read once: the memory is used again then."""
+
+    __slots__ = ("_arrived", "_is_read", "_key", "_values")
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        self._is_read = False
+        if values.device.type != "cuda":
+            self._values = values
+            return
+        self._key = (values.shape, values.dtype, values.device)
+        try:
+            self._values, self._arrived = _spare[self._key].pop()
+        except (KeyError, IndexError):
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._values.copy_(values, non_blocking=True)
+        self._arrived.record(find_stream(values.device))
+
+    def read(self, make: Callable[[torch.Tensor], Read]) -> Read:
+        """What a function makes of the tensor, once it is there; the function must keep no part of it."""
+        assert not self._is_read, "its memory may hold another copy by now"
+        if self._arrived is None:
+            return make(self._values)
+        _await(self._arrived)
+        made, self._is_read = make(self._values), True
+        if self._values.numel() <= _LARGEST_SPARE:
+            if len(_spare) > _MOST_SHAPES:
+                _spare.clear()
+            spare = _spare.setdefault(self._key, [])
+            if len(spare) < _MOST_SPARE:
+                spare.append((self._values, self._arrived))
+        return made
+
+    def read_list(self) -> list[Any]:
+        """The tensor as lists, once it is there."""
+        return self.read(torch.Tensor.tolist)
+
+
+def fetch_once(values: torch.Tensor) -> FetchedOnce:
+    """Begin to copy a tensor to the host, to be read once."""
+    return FetchedOnce(values)
 
 
 def find_stream(device: torch.device) -> torch.cuda.Stream:

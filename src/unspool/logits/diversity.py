@@ -16,8 +16,8 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
     """
 
     def __init__(self, diversity_penalty: float, num_beams: int, num_beam_groups: int) -> None:
-        self._diversity_penalty = as_finite_float("diversity_penalty", diversity_penalty)
-        if self._diversity_penalty <= 0:
+        self.diversity_penalty = as_finite_float("diversity_penalty", diversity_penalty)
+        if self.diversity_penalty <= 0:
             raise SettingError(
                 f"`diversity_penalty` should be a float strictly larger than 0, but is {diversity_penalty}."
             )
@@ -43,5 +43,5 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         earlier = current_tokens.view(batch, self._num_beams)[:, :num_earlier].to(scores.device)  # (batch, earlier)
         counts = torch.zeros(batch, scores.shape[-1], dtype=scores.dtype, device=scores.device)
         counts.scatter_add_(-1, earlier, torch.ones_like(earlier, dtype=scores.dtype))
-        lowered = scores.view(batch, group_size, -1) - self._diversity_penalty * counts[:, None]
+        lowered = scores.view(batch, group_size, -1) - self.diversity_penalty * counts[:, None]
         return lowered.view_as(scores)

@@ -119,7 +119,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         """The seeds of contexts (…, width): 32 bits in int64. With `selfhash` a context ends with the token itself."""
         if self._seed_of_token is not None:
             self._seed_of_token = self._seed_of_token.to(contexts.device)
-            return self._seed_of_token[contexts[..., -1]]
+            return self._seed_of_token.take(contexts[..., -1])
         assert self._table is not None
         table = self._table = self._table.to(contexts.device)
         values = table[contexts % TABLE_SIZE] + 1

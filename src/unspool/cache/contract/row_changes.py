@@ -60,7 +60,7 @@ class RowChanges(Copyable, Capable):
         self.require(SELECT_ROWS)
         if not self.lengths or list(index) == list(range(len(self.lengths))):
             return  # nothing held yet, or nothing moves
-        self._select(torch.tensor(list(index), dtype=torch.int64))
+        self._select_listed(index)
         self.lengths = [self.lengths[i] for i in index]
 
     @property
@@ -103,6 +103,10 @@ class RowChanges(Copyable, Capable):
     @abstractmethod
     def _select(self, index: torch.Tensor) -> None:
         """Reorder the stored rows."""
+
+    def _select_listed(self, index: Sequence[int]) -> None:
+        """The same by an index on the host."""
+        self._select(torch.tensor(list(index), dtype=torch.int64))
 
     def _check_rows(self, rows: int) -> None:
         """Raise if more rows come than memory was taken for."""

@@ -12,6 +12,7 @@ from unspool.kernels.sending import send
 
 _NARROWEST: Final = 8  # blocks a row
 _MOST_SENT: Final = 256  # entries that are sent one by one; more are sent as a whole table
+_SMALL: Final = 1024  # entries of a table that a GPU is sent whole: one copy, where single entries take five calls
 
 
 class BlockIndex:
@@ -45,9 +46,9 @@ class BlockIndex:
                     at.append(row * width + place)
                     changed.append(new)
             self._sent[row] = list(blocks)
-        if len(at) > _MOST_SENT:
-            whole = [block for sent in self._sent for block in (*sent, *[NOBODYS] * (width - len(sent)))]
-            self.table.view(-1).copy_(send(whole, self.device, torch.int32))
+        is_small = self.device.type == "cuda" and self.table.numel() <= _SMALL
+        if len(at) > _MOST_SENT or (at and is_small):
+            self._send_whole()
         elif at:
             self._write(at, changed)
 
@@ -61,6 +62,11 @@ class BlockIndex:
             self._sent[row].append(block)
         self._write(at, blocks)
         return True
+
+    def _send_whole(self) -> None:
+        width, is_gpu = self.table.shape[1], self.device.type == "cuda"
+        whole = [[*sent, *[NOBODYS] * (width - len(sent))] for sent in self._sent]
+        self.table.copy_(torch.tensor(whole, dtype=torch.int32, pin_memory=is_gpu), non_blocking=is_gpu)
 
     def _write(self, at: Sequence[int], blocks: Sequence[int]) -> None:
         sent = send([*at, *blocks], self.device)  # one copy for both

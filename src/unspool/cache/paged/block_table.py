@@ -176,6 +176,11 @@ class BlockTable:
         self.rows = [row for table in tables for row in table.rows]  # the very lists
         self.version += 1
 
+    def count_held(self) -> int:
+        """How many blocks the rows hold, each counted once."""
+        held = {block for row in self.rows for block in row}
+        return len(held) - (NOBODYS in held)
+
     def find_held(self) -> list[int]:
         """The blocks of all rows, each once."""
         return sorted(set(_flatten(self.rows)))

@@ -111,6 +111,9 @@ class PagedCache(StoredCache):
         made.select_rows([])
         return made
 
+    def _select_listed(self, index: Sequence[int]) -> None:  # blocks are listed on the host
+        self._store.select(list(index), self.lengths)
+
     def _reserve_rows(self, starts: Sequence[int], stops: Sequence[int], stop: int) -> None:
         self._check_room(max(stops, default=0))
         self._store.reserve(starts, stops, max(stops, default=0))

@@ -86,7 +86,7 @@ def list_windows(cache: PagedCache) -> list[int | None]:
 def count_held(cache: PagedCache) -> int:
     """Blocks of the counted pool that a cache's rows hold, each once."""
     pool = find_counted(cache)
-    return sum(len(table.find_held()) for table in cache._store.tables if table.pool is pool)
+    return sum(table.count_held() for table in cache._store.tables if table.pool is pool)
 
 
 def let_go(cache: PagedCache) -> None:

@@ -21,7 +21,7 @@ from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.errors import NoTokenLeftError
-from unspool.kernels.sending import Fetched, send
+from unspool.kernels.sending import FetchedOnce, send
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class BeamFlight:
     """A step's candidates on their way to the host."""
 
     width: int  # of the history, these tokens included
-    candidates: Fetched
+    candidates: FetchedOnce
     given: torch.Tensor | None  # what the processors were given
     history: torch.Tensor | None  # and what they saw
 
@@ -68,7 +68,7 @@ class AheadBeamTurns(BeamTurns):
         flight = self._flights.popleft()
         if not self._finish.ends_at(flight.width):
             self._launch()
-        listed = read_candidates(flight.candidates.read())
+        listed = flight.candidates.read(read_candidates)
         self._plain.advance(listed, flight.width, lambda place: self._explain_no_token(flight, place))
         return self._emit()
 
@@ -103,7 +103,7 @@ class AheadBeamTurns(BeamTurns):
         self._follow()
         rows, num_rows = self._rows, len(self._rows)
         selection = self._select()
-        listed = read_candidates(fetch_candidates(selection).read())
+        listed = fetch_candidates(selection).read(read_candidates)
         parents = self._plain.advance(
             listed, max(rows.ends) + 1, lambda place: self._scorer.explain_no_token(rows, place)
         )

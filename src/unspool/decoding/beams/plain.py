@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import Drawing, Listed, find_candidates
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace, Candidate
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import LiveBeam, Result
+from unspool.decoding.randomness import Positions
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.errors import NoTokenLeftError
@@ -96,12 +98,14 @@ class PlainBeams:
         self._active = list(range(num_prompts))  # prompts that have rows: all, or those whose search goes on
         self._rows_may_leave = rows_may_leave
         self._num_tokens = 0
+        self._seeds: tuple[torch.Tensor, torch.Tensor] | None = None  # the rows', and of each prompt its first row's
+        self._positions = Positions()
 
     def is_done(self) -> bool:
         """Whether every prompt's search has ended."""
         return all(search.is_done for search in self._searches)
 
-    def choose(self) -> tuple[list[int], torch.Tensor]:
+    def choose(self) -> Moves:
         """Score every beam's next token, and keep the best continuations of each prompt."""
         rows, scorer = self._rows, self._scorer
         # If nobody else looks at log-probabilities, those of the candidates are enough.
@@ -115,7 +119,7 @@ class PlainBeams:
         listed: Listed = (found, continued, totals)
         parents = self._advance_all(listed, self._explain_ends(listed[0], listed[1]), self._explain_no_token)
         chosen = [beam.tokens[-1] for search in self._list_active() for beam in search.running]
-        return parents, send(chosen, rows.device)
+        return Moves(parents, send(chosen, rows.device))
 
     def advance(self, listed: Listed, width: int, explain: Callable[[int], NoTokenLeftError]) -> list[int]:
         """Take a step whose candidates were found on a device: `width` columns are taken since. Returns the row that
@@ -134,7 +138,11 @@ class PlainBeams:
     def find_drawing(self) -> Drawing | None:
         """What the next candidates are drawn with; None if the likeliest are taken."""
         rows, num_beams = self._rows, self._settings.num_beams
-        return Drawing(rows.seeds[::num_beams], rows.positions()[::num_beams]) if self._settings.do_sample else None
+        if not self._settings.do_sample:
+            return None
+        if self._seeds is None or self._seeds[0] is not rows.seeds:
+            self._seeds = rows.seeds, rows.seeds[::num_beams]
+        return Drawing(self._seeds[1], self._positions.take(rows.lengths[::num_beams], rows.device))
 
     def _advance_all(
         self, listed: Listed, reasons: Sequence[str | None], explain: Callable[[int], NoTokenLeftError]

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from unspool.beams.hypotheses import Hypothesis
+from unspool.beams.offers import BeamOffers, list_offers, pack_offers, read_offers
 from unspool.beams.result import pick_best
 from unspool.beams.scorer import BeamSearchScorer, HypothesisScorer
 from unspool.decoding.beams.notes import VerdictNotes
-from unspool.decoding.beams.selection import Best, find_best, read_best
+from unspool.decoding.beams.search import Moves
+from unspool.decoding.beams.selection import (
+    Best,
+    fetch_candidates,
+    find_best,
+    read_best,
+    read_groups,
+    select_groups,
+)
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace
 from unspool.decoding.finish import Finish
@@ -38,7 +48,9 @@ class ScoredBeams:
         self._scorer, self._rows, self._finish, self._settings, self._judge = scorer, rows, finish, settings, judge
         self._eos = list(settings.eos_token_ids) or None
         self._max_length = max_length
-        self._width = rows.history().shape[1]
+        self._prompts = rows.history()  # (rows, width): beams of a prompt begin alike, so they may move
+        self._width = self._prompts.shape[1]
+        self._prompts_on_host: torch.Tensor | None = None
         self._num_prompts = len(rows) // settings.num_beams
         self._size = settings.num_beams // settings.num_groups
         self._trace = trace
@@ -46,6 +58,7 @@ class ScoredBeams:
         self._num_tokens = 0
         # What the rows have so far, on the host: log-probabilities (one beam of each group begins), new tokens, and the
         # rows that each token came from.
+        self._running: torch.Tensor | None = None  # the first where the rows are, if the last step was decided there
         self._totals = [0.0 if row % self._size == 0 else NEVER for row in range(len(rows))]
         self._written: list[tuple[int, ...]] = [() for _ in range(len(rows))]
         self._origins: list[tuple[int, ...]] = [() for _ in range(len(rows))]
@@ -59,21 +72,26 @@ class ScoredBeams:
         """Whether the beam scorer, or every row's stop, has ended the search."""
         return self._is_done
 
-    def choose(self) -> tuple[list[int], torch.Tensor]:
-        """The row that every row goes on from, and its next token (rows,)."""
+    def choose(self) -> Moves:
+        """What every row goes on with."""
         raise NotImplementedError
 
-    def _enter(self, parents: Sequence[int], tokens: Sequence[int], totals: Sequence[float]) -> torch.Tensor:
-        """Note what every row goes on from, its next token and its log-probability; the tokens where the rows are."""
+    def _enter(self, parents: Sequence[int], tokens: Sequence[int], totals: Sequence[float]) -> None:
+        """Note what every row goes on from, its next token and its log-probability."""
         self._written = [(*self._written[parent], token) for parent, token in zip(parents, tokens, strict=True)]
         self._totals = list(totals)
-        return send(tokens, self._rows.device)
+
+    def _read_ids(self) -> torch.Tensor:
+        """The rows' sequences on the host: prompts, and what is written."""
+        if self._prompts_on_host is None:
+            self._prompts_on_host = fetch(self._prompts).read()
+        return torch.cat((self._prompts_on_host, torch.tensor(self._written, dtype=torch.int64)), dim=1)
 
     def follow(self) -> None:
         """See whether that was the end, and let the beam scorer settle if it was."""
         self._num_tokens += 1
         rows, newest = self._rows, [written[-1] for written in self._written]
-        if rows.device.type != "cpu":
+        if rows.device.type != "cpu" and self._running is None:
             rows.expect_last(fetch(torch.tensor(newest)))  # they are on the host: nobody has to fetch them
         reasons = self._finish.explain_rows(rows, [[token] for token in newest], self._scorer.record.scores)
         self._is_done = bool(self._judge.is_done) or all(reason is not None for reason in reasons)
@@ -90,7 +108,7 @@ class ScoredBeams:
         assert self._last is not None
         tokens, parents = self._last
         self._final = final = self._judge.finalize(
-            self._rows.history(),
+            self._read_ids(),
             torch.tensor(self._totals),
             tokens,
             parents,
@@ -155,7 +173,7 @@ class ScoredBeams:
         if self._settings.returns_scores:
             fields["sequences_scores"] = self._final["sequence_scores"]
             fields["beam_indices"] = self._final["beam_indices"]
-        return Result(fields, sequences=self._final["sequences"])
+        return Result(fields, sequences=self._final["sequences"].to(self._rows.device))
 
 
 class GroupBeams(ScoredBeams):
@@ -177,42 +195,86 @@ class GroupBeams(ScoredBeams):
         self._parts = [slice(group[0], group[0] + size) if self._num_prompts == 1 else group for group in self._groups]
         self._places = [send(group, self._rows.device) for group in self._groups]
         self._ends = send(self._settings.eos_token_ids, self._rows.device)
+        self._end_ids = frozenset(self._settings.eos_token_ids)
+        self._penalty = self._scorer.diversity if self._notes is None else None  # if it can be left to the choice
 
-    def choose(self) -> tuple[list[int], torch.Tensor]:
-        """Every group's choice in turn."""
+    def choose(self) -> Moves:
+        """What all groups go on with: decided at once where nothing but the penalty tells them apart."""
+        groups = range(len(self._groups))
+        goes_on = not any(self._judge.is_over(row, group) for row in range(self._num_prompts) for group in groups)
+        if self._penalty is not None and goes_on:
+            return self._choose_at_once(self._penalty)
+        return self._choose_in_turn(goes_on)
+
+    def _choose_at_once(self, penalty: float) -> Moves:
+        rows, settings = self._rows, self._settings
+        running = send(self._totals, rows.device, torch.float32) if self._running is None else self._running
+        scores, is_normalised = self._scorer.next_undivided(rows)
+        selection = select_groups(scores, running, self._ends, settings, penalty, is_normalised=is_normalised)
+        listed = fetch_candidates(selection).read(read_groups)
+        parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
+        before = list(self._origins)
+        for number, (group, (tokens, beams, best)) in enumerate(zip(self._groups, listed, strict=True)):
+            offers = BeamOffers(
+                find_ids=partial(self._read_group, group),
+                length=self._width + self._num_tokens + 1,
+                candidates=list_offers(tokens, best, beams, self._size),
+                end_ids=self._end_ids,
+                pad_id=rows.pad_token_id,
+                ancestry=self._list_origins(),
+                prompt_length=self._width,
+            )
+            for place, (token, total, source) in zip(group, self._judge.decide(offers, number), strict=True):
+                parents[place] = group[source]
+                self._origins[place] = (*before[group[source]], source)
+                tokens_of[place], totals[place] = token, total
+        self._enter(parents, tokens_of, totals)
+        self._running, self._last = selection.running, (selection.tokens, selection.parents)
+        return Moves(parents, selection.tokens, selection.parents)
+
+    def _read_group(self, group: list[int]) -> torch.Tensor:
+        return self._read_ids()[group]
+
+    def _choose_in_turn(self, goes_on: bool) -> Moves:
+        """Every group's choice in turn; `goes_on` says that none is over."""
         rows = self._rows
+        self._running = None
         current = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         running = send(self._totals, rows.device, torch.float32)
         parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
         history = rows.read_history()
         before = list(self._origins)
-        for number, (best, tokens, beams) in enumerate(self._read_groups(current, running)):
+        for number, (best, tokens, beams) in enumerate(self._read_groups(current, running, goes_on)):
             group = self._groups[number]
             if self._notes is not None:
                 self._notes.look(number)
-            step, chosen = self._judge.decide(
+            offers = read_offers(
                 history[self._parts[number]],
                 best,
                 tokens,
                 beams,
+                batch_size=self._num_prompts,
+                group_size=self._size,
                 pad_token_id=rows.pad_token_id,
                 eos_token_id=self._eos,
                 beam_indices=self._list_origins(),  # with what earlier groups chose, as in the reference
-                group_index=number,
                 decoder_prompt_len=self._width,
             )
+            chosen = self._judge.decide(offers, number)
             self._chosen = [offer.token for offer in chosen]
             for place, (token, total, source) in zip(group, chosen, strict=True):
                 parents[place] = self._stay_home(place, group[source])
                 self._origins[place] = (*before[group[source]], source)
                 tokens_of[place], totals[place] = token, total
             if self._notes is not None:
-                self._notes.note(self._num_tokens + 1, number, (best, tokens, beams), step.pack(chosen))
+                verdict = pack_offers(chosen, (best, tokens, beams), best.device)
+                self._notes.note(self._num_tokens + 1, number, (best, tokens, beams), verdict)
             self._last = (tokens, beams)
-        return parents, self._enter(parents, tokens_of, totals)
+        self._enter(parents, tokens_of, totals)
+        return Moves(parents, send(tokens_of, rows.device))
 
     def _read_groups(
-        self, current: torch.Tensor, running: torch.Tensor
+        self, current: torch.Tensor, running: torch.Tensor, goes_on: bool
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Each group's candidates: log-probabilities, tokens, and beams that they continue. Once they are judged, what
         was `_chosen` stands in `current` (rows,) for the next group.
@@ -221,8 +283,6 @@ class GroupBeams(ScoredBeams):
         once.
         """
         size, num_candidates = self._size, self._settings.count_candidates(self._size)
-        groups = range(len(self._groups))
-        goes_on = not any(self._judge.is_over(row, group) for row in range(self._num_prompts) for group in groups)
         ahead: list[Best] = []
         scored = self._scorer.next_groups(self._rows, self._groups, self._places, current)
         for number, scores in enumerate(scored):
@@ -250,7 +310,7 @@ class ConstrainedBeams(ScoredBeams):
     Post and Vilar, 2018 (https://arxiv.org/abs/1804.06609), Hu et al., 2019.
     """
 
-    def choose(self) -> tuple[list[int], torch.Tensor]:
+    def choose(self) -> Moves:
         """The beam scorer's choice among the likeliest candidates and those that advance a constraint."""
         rows = self._rows
         scores = self._scorer.next_logits(rows, normalise=True).scores
@@ -276,4 +336,6 @@ class ConstrainedBeams(ScoredBeams):
             self._notes.note(self._num_tokens + 1, 0, (best, tokens, beams), verdict)
         self._origins = [(*self._origins[source], source) for source in sources]
         parents = [self._stay_home(place, source) for place, source in enumerate(sources)]
-        return parents, self._enter(parents, verdict["next_beam_tokens"].tolist(), verdict["next_beam_scores"].tolist())
+        tokens_of = verdict["next_beam_tokens"].tolist()
+        self._enter(parents, tokens_of, verdict["next_beam_scores"].tolist())
+        return Moves(parents, send(tokens_of, rows.device))

@@ -7,7 +7,7 @@ which continuations go on and which have ended; that is a `Beams`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -17,6 +17,14 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 
 
+class Moves(NamedTuple):
+    """What rows go on with."""
+
+    parents: list[int]  # the row that each goes on from
+    tokens: torch.Tensor  # (rows,): its next token
+    sources: torch.Tensor | None = None  # (rows,): the parents where the rows are, if they are known there
+
+
 class Beams(Protocol):
     """The beams of every prompt: which go on, which have ended, and which are returned."""
 
@@ -24,8 +32,8 @@ class Beams(Protocol):
         """Whether every prompt's search has ended."""
         ...
 
-    def choose(self) -> tuple[list[int], torch.Tensor]:
-        """The row that every row goes on from, and its next token (rows,)."""
+    def choose(self) -> Moves:
+        """What every row goes on with."""
         ...
 
     def follow(self) -> None:
@@ -68,10 +76,13 @@ class BeamTurns:
     def turn(self) -> Emitted:
         """Choose every beam's next token, let the rows follow, and return what became certain."""
         beams, rows = self._beams, self._rows
-        parents, tokens = beams.choose()
-        if parents != list(range(len(rows))):
-            rows.reorder(parents)
-        rows.append(tokens[:, None])
+        parents, tokens, sources = beams.choose()
+        if sources is not None:
+            rows.append_moved(tokens, sources)
+        else:
+            if parents != list(range(len(rows))):
+                rows.reorder(parents)
+            rows.append(tokens[:, None])
         self._reader.reorder_rows(parents)
         beams.follow()
         return self._emit()

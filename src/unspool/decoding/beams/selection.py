@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.randomness import draw_gumbel
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ranks import log_probabilities, rank_rows
-from unspool.kernels.sending import Fetched, fetch
+from unspool.kernels.sending import Fetched, FetchedOnce, fetch, fetch_once, send
 from unspool.logits.highest import take_highest
 
 
@@ -26,7 +27,9 @@ class Drawing:
 class Selection:
     """The candidates of a step, and the beams that go on."""
 
-    packed: torch.Tensor  # (prompts, 3, candidates) int32: tokens, beams they continue, bits of their log-probabilities
+    # (prompts, 3, candidates) int32: tokens, beams they continue, bits of their log-probabilities; with groups of beams
+    # (prompts, groups, 3, candidates), beams counted from a group's first.
+    packed: torch.Tensor
     parents: torch.Tensor  # (rows,) int64: the row that each row goes on from
     tokens: torch.Tensor  # (rows,) int64: its next token
     running: torch.Tensor  # (rows,) float32: its log-probability
@@ -124,6 +127,92 @@ def select_by_operators(
     )
 
 
+def select_groups(
+    scores: torch.Tensor,
+    running: torch.Tensor,
+    ends: torch.Tensor,
+    settings: BeamSettings,
+    penalty: float,
+    *,
+    is_normalised: bool,
+) -> Selection:
+    """Decide a step of diverse beam search for all groups that are not over: each goes on with the first of its
+    candidates that do not end, and a candidate is lowered by the penalty for every beam of an earlier group that goes
+    on with its token. From scores (rows, vocab) before that, and the rest as `select_beams`."""
+    size, vocab = settings.num_beams // settings.num_groups, scores.shape[-1]
+    num_candidates = min(settings.count_candidates(size), size * vocab)
+    few = num_candidates + settings.num_beams - size  # earlier groups can lower as many tokens as they have beams
+    if not _fits_kernels(scores, size, few):
+        return select_groups_on_host(
+            scores, running, ends, settings, penalty, (num_candidates, min(few, vocab)), is_normalised=is_normalised
+        )
+    from unspool.kernels.gpu.sampling.beams import choose_in_groups  # Triton is imported where a GPU is used
+
+    chosen = choose_in_groups(
+        scores,
+        running,
+        ends,
+        num_beams=settings.num_beams,
+        num_groups=settings.num_groups,
+        num_candidates=num_candidates,
+        penalty=penalty,
+        never=NEVER,
+        is_normalised=is_normalised,
+    )
+    return Selection(*chosen)
+
+
+def select_groups_on_host(
+    scores: torch.Tensor,
+    running: torch.Tensor,
+    ends: torch.Tensor,
+    settings: BeamSettings,
+    penalty: float,
+    counts: tuple[int, int],
+    *,
+    is_normalised: bool,
+) -> Selection:
+    """The same from each row's likeliest tokens, of which the host chooses; `counts` are the candidates of a group and
+    the tokens of a row that can be among them."""
+    num_candidates, few = counts
+    num_beams, size = settings.num_beams, settings.num_beams // settings.num_groups
+    num_prompts = len(scores) // num_beams
+    ranked = None if is_normalised else rank_rows(scores, few, normalises=True)
+    if ranked is None:
+        ranked = take_highest(scores if is_normalised else log_probabilities(scores), few)
+    fetched = [fetch(part) for part in (*ranked, running, ends)]
+    values, tokens, before, end_ids = (part.read().numpy() for part in fetched)
+    values, tokens = values.reshape(num_prompts, num_beams, few), tokens.reshape(num_prompts, num_beams, few)
+    before = before.reshape(num_prompts, num_beams, 1)
+    packed = np.empty((num_prompts, settings.num_groups, 3, num_candidates), np.int32)
+    parents = np.empty((num_prompts, num_beams), np.int64)
+    chosen, after = np.empty_like(parents), np.empty((num_prompts, num_beams), np.float32)
+    for group in range(settings.num_groups):
+        first = group * size
+        own = slice(first, first + size)
+        times = (tokens[:, own, :, None] == chosen[:, None, None, :first]).sum(-1, dtype=np.float32)
+        totals = ((values[:, own] - np.float32(penalty) * times) + before[:, own]).reshape(num_prompts, -1)
+        compared = np.where(np.isnan(totals), np.inf, totals)  # what is no number comes first, as in torch
+        order = np.argsort(-compared, axis=1, kind="stable")[:, :num_candidates]
+        found = np.take_along_axis(tokens[:, own].reshape(num_prompts, -1), order, axis=1)
+        best = np.take_along_axis(totals, order, axis=1)
+        packed[:, group, 0], packed[:, group, 1], packed[:, group, 2] = found, order // few, best.view(np.int32)
+        is_end = np.isin(found, end_ids)
+        kept = np.argsort(is_end, axis=1, kind="stable")[:, :size]
+        chosen[:, own] = np.take_along_axis(found, kept, axis=1)
+        parents[:, own] = first + np.take_along_axis(order // few, kept, axis=1)
+        lowered = np.where(is_end, best.astype(np.float64) + NEVER, best)
+        after[:, own] = np.take_along_axis(lowered, kept, axis=1)
+    parents += np.arange(0, len(scores), num_beams)[:, None]
+    device = scores.device
+    return Selection(
+        torch.from_numpy(packed),
+        send(parents.ravel().tolist(), device),
+        send(chosen.ravel().tolist(), device),
+        send(after.ravel().tolist(), device, torch.float32),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best continuations of each prompt's beams on their way to the host, and the tokens of those that go on."""
@@ -178,15 +267,21 @@ def read_best(
     return best, tokens, beams
 
 
-def fetch_candidates(selection: Selection) -> Fetched:
+def fetch_candidates(selection: Selection) -> FetchedOnce:
     """Begin to copy a step's candidates to the host."""
-    return fetch(selection.packed)
+    return fetch_once(selection.packed)
 
 
 def read_candidates(packed: torch.Tensor) -> Listed:
     """A step's candidates as lists."""
-    tokens, beams, bits = packed.unbind(1)
-    return tokens.tolist(), beams.tolist(), bits.contiguous().view(torch.float32).tolist()
+    numbers = packed.numpy()
+    tokens, beams, bits = (numbers[:, part] for part in range(3))
+    return tokens.tolist(), beams.tolist(), bits.view(np.float32).tolist()
+
+
+def read_groups(packed: torch.Tensor) -> list[Listed]:
+    """The candidates of each group of beams as lists."""
+    return [read_candidates(group) for group in packed.unbind(1)]
 
 
 def _fits_kernels(scores: torch.Tensor, num_beams: int, num_candidates: int) -> bool:

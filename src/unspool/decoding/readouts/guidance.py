@@ -58,7 +58,7 @@ class Guidance(Readout):
         num_new = [length - first for length, first in zip(rows.lengths, self._prompt_lengths, strict=True)]
         left = [first + new - n for first, new, n in zip(self._lengths, num_new, held[num_rows:], strict=True)]
         if left == counts and all(n <= new for n, new in zip(left, num_new, strict=True)):
-            return own.repeat(2, 1), counts + left  # new tokens alone, which are the same
+            return torch.cat((own, own)), counts + left  # new tokens alone, which are the same
         other = self._unread_others(rows, num_new, held[num_rows:])
         width = max(own.shape[1], other.shape[1])
         filled = [F.pad(tokens, (0, width - tokens.shape[1])) for tokens in (own, other)]

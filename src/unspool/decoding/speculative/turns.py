@@ -22,7 +22,7 @@ from unspool.decoding.speculative.verify import choose_against, choose_token
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
 from unspool.decoding.strategies.turns import TokenTurns
-from unspool.kernels.sending import fetch
+from unspool.kernels.sending import fetch_once
 from unspool.logits.fused import FusedTail
 from unspool.outputs import Speculation
 
@@ -149,7 +149,7 @@ class SpeculativeTurns:
     # --- what the pass says --------------------------------------------------------------------------
     def _take(self, draft: Draft, tried: Tried, is_live: Sequence[bool]) -> tuple[Emitted, list[int]]:
         """Walk down the drafts: rows go on while the token chosen is the one guessed, and nothing ends them."""
-        rows, guesses, logits = self.rows, fetch(draft.tokens).read().tolist(), tried.logits
+        rows, guesses, logits = self.rows, fetch_once(draft.tokens).read_list(), tried.logits
         needs_history = self.finish.needs_history or self.scorer.looks_back or self.scorer.record.keeps_steps
         if needs_history:
             self.scorer.foresee(rows, [row[:count] for row, count in zip(guesses, draft.counts, strict=True)])
@@ -193,6 +193,7 @@ class SpeculativeTurns:
     def _append(self, taken: Sequence[Sequence[int]]) -> None:
         added = Draft.of(taken, self.rows.device)
         self.rows.append(added.tokens, added.counts)
+        self.rows.note_last(taken)
 
     def _explain(self, places: Sequence[int], taken: Sequence[Sequence[int]], needs_history: bool) -> list[str | None]:
         """Why the rows at `places` end with the token they just got, or None."""
@@ -226,7 +227,7 @@ class SpeculativeTurns:
         else:
             spread = None if tail is None else _spread(tail, num_rows, num_positions)
             chosen = choose_token(flat, uniforms, spread)
-        table = fetch(chosen.view(num_rows, num_positions).t()).read().tolist()
+        table = fetch_once(chosen.view(num_rows, num_positions).t()).read_list()
         return lambda depth, _: table[depth]  # all rows' are known
 
     def _choose_by_depth(self, draft: Draft, logits: torch.Tensor) -> Choose:
@@ -249,7 +250,7 @@ class SpeculativeTurns:
                 chosen = choose_against(scores, guesses[:, depth], drafted[:, depth], uniforms, numbers)
             else:
                 chosen = choose_token(scores, uniforms, None if whole else self.scorer.tail)
-            tokens: list[int] = fetch(chosen).read().tolist()
+            tokens: list[int] = fetch_once(chosen).read_list()
             if self.scorer.record.observer is not None:
                 self.scorer.record.observer.see(TokenChosen(tokens[0]))
             return tokens

@@ -25,7 +25,7 @@ from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.turns import TokenTurns
-from unspool.kernels.sending import Fetched, fetch
+from unspool.kernels.sending import Fetched, FetchedOnce, fetch, fetch_once
 
 SECONDS_AT_ONCE: Final = 2e-3  # of steps that are launched together: those after a text's end are done for nothing
 MOST_STEPS: Final = 4
@@ -37,11 +37,13 @@ class LaunchedStep:
 
     numbers: list[int]  # the rows of the call that the step was launched for
     width: int  # of the history, these tokens included
-    tokens: Fetched  # (rows,) int64, or (steps, rows)
+    tokens: Fetched | FetchedOnce  # (rows,) int64, or (steps, rows)
     place: int = 0  # of the step among them
 
     def land(self) -> list[int]:
         """The tokens, once they are there."""
+        if isinstance(self.tokens, FetchedOnce):
+            return self.tokens.read_list()
         landed = self.tokens.read()
         tokens: list[int] = (landed if landed.dim() == 1 else landed[self.place]).tolist()
         return tokens
@@ -106,6 +108,7 @@ class AheadTurns(TokenTurns):
 
     def _launch(self) -> None:
         rows, numbers, together = self.rows, list(self.rows.numbers), self._launch_together()
+        fetched: Fetched | FetchedOnce
         if together is not None:
             first, fetched = max(rows.ends) + 1, fetch(together)
             rows.append_steps(together)
@@ -114,8 +117,11 @@ class AheadTurns(TokenTurns):
             return
         chosen = self.strategy.step(rows).tokens  # (rows, 1)
         rows.append(chosen)
-        fetched = fetch(chosen[:, 0])
-        rows.expect_last(fetched)
+        if rows.expects_last:
+            kept = fetched = fetch(chosen[:, 0])
+            rows.expect_last(kept)
+        else:
+            fetched = fetch_once(chosen[:, 0])
         self.flights.append(LaunchedStep(numbers, max(rows.ends), fetched))
         self.num_together = 1
 

@@ -13,6 +13,7 @@ from unspool.cache import FORK, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.decoding.forwards import select_rows
 from unspool.decoding.observer import CandidatesCompared, Observer
 from unspool.decoding.reader import Reader
+from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.past_states import PastStates
 from unspool.kernels.contests import Contest
 from unspool.kernels.sending import send
@@ -49,7 +50,8 @@ class Candidates:
         self._taken.append((self._reader.ready, self._reader.num_passes))
 
     def take(self, tokens: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:
-        """Read candidates (rows, k) for every row's next token, and go on from the best: its place (rows,).
+        """Read candidates (rows, k) for every row's next token, and go on from the best: its token (rows, 1), NO_TOKEN
+        where none may be taken.
 
         Likely ones (`weights`, rows and k: probabilities, -inf where one may not be taken) win, less `alpha` times how
         like the row's past they are. The best is read already, so the next logits take no pass.
@@ -64,8 +66,8 @@ class Candidates:
             past.take_over()
             reader.cache.advance(len(tokens))
             reader.ready = tried
-            chosen: torch.Tensor = tried.epilogue.chosen
-            return chosen
+            taken: torch.Tensor = tried.epilogue.taken
+            return taken
         assert tried.last_states is not None
         likeness = past.find_likeness(tried.last_states.view(*tokens.shape, -1))
         chosen = contest.judge(likeness)
@@ -77,7 +79,7 @@ class Candidates:
         past.append(kept.last_states[:, 0])
         self._tries.keep(chosen)
         reader.ready = kept if reader.keeps_cache else None
-        return chosen
+        return torch.where(weights[:, :1] > -torch.inf, tokens.gather(1, chosen[:, None]), NO_TOKEN)
 
     def _read_token(self, tokens: torch.Tensor, cache: Cache, contest: Contest | None = None) -> Forward:
         reader = self._reader

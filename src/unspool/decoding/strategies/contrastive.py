@@ -13,7 +13,6 @@ import torch
 from unspool.decoding.readouts.base import Scores
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.candidates import Candidates
 from unspool.errors import NoTokenLeftError
@@ -41,9 +40,7 @@ class ContrastiveSearch:
         self._candidates.remember()
         result = self._scorer.next_logits(rows)
         tokens, weights = self._find_candidates(result)  # (rows, k) each
-        chosen = self._candidates.take(tokens, weights, self._alpha)  # (rows,)
-        taken = tokens.gather(1, chosen[:, None])
-        return Chosen(torch.where(weights[:, :1] > -torch.inf, taken, NO_TOKEN), result.logits)
+        return Chosen(self._candidates.take(tokens, weights, self._alpha), result.logits)
 
     def _find_candidates(self, result: Scores) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens of every row, and their probabilities; -inf where one may not be taken."""

@@ -13,7 +13,7 @@ from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
-from unspool.kernels.sending import fetch, send
+from unspool.kernels.sending import fetch_once, send
 
 
 @dataclass(slots=True)
@@ -51,11 +51,12 @@ class TokenTurns:
         tokens = choice.tokens
         if any(done):  # rows that stay although they are done go on as padding
             tokens = tokens.masked_fill(send(done, tokens.device, torch.bool)[:, None], rows.pad_token_id)
-        new_tokens: list[list[int]] = fetch(tokens).read().tolist()
+        new_tokens: list[list[int]] = fetch_once(tokens).read_list()
         for place, chosen in enumerate(new_tokens):
             if NO_TOKEN in chosen:
                 raise self.strategy.explain_no_token(rows, place)
         rows.append(tokens)
+        rows.note_last(new_tokens)
         emitted = Emitted({}, {})
         if self.record.num_top is not None:
             found = read_logprobs(choice.logits, tokens[:, -1], self.record.num_top)

@@ -120,7 +120,7 @@ class DirectLauncher:
     def __init__(self, source: Any, metadata: Any) -> None:
         kinds = list(source.signature.values())
         places = [place for place, kind in enumerate(kinds) if kind != "constexpr"]
-        self._pick = _pick(places)
+        self._places, self._pick = places, _pick(places)
         self._pointers = [number for number, place in enumerate(places) if kinds[place].startswith("*")]
         formats = [_find_format(kinds[place]) or "" for place in places]
         formats += ["Q", "Q"]  # addresses of memory that kernels may ask for
@@ -162,6 +162,34 @@ class DirectLauncher:
             _check(code)
         if leave is not None:
             leave(metadata)
+
+    def bind(self, function: int, packed: Sequence[int], num_given: int) -> Callable[..., None]:
+        """What launches a kernel again by `again(x, y, z, stream, values)`: a grid that is not empty, and the first
+        `num_given` arguments as numbers and addresses; the others stay as they were."""
+        warps, cluster, shared = packed[:3]
+        pick, pack, launch = _pick([place for place in self._places if place < num_given]), self._format, self._launch
+        threads, free = 32 * warps, self._calls.setdefault(cluster, [])
+
+        def again(x: int, y: int, z: int, stream: int, values: Sequence[Any]) -> None:
+            try:
+                call = free.pop()
+            except IndexError:  # each is in use, by other threads
+                call = self._make_call(cluster, function)
+            picked, attributes = pick(values), call.attributes
+            pack.pack_into(
+                call.memory, 0, x * cluster, y, z, threads, 1, 1, shared, stream, *attributes, *picked, 0, 0
+            )  # fmt: skip
+            code = launch(call.address, function, call.parameters, None)
+            if code == _NO_CONTEXT:
+                import torch
+
+                _enter_context(torch.cuda.current_device())
+                code = launch(call.address, function, call.parameters, None)
+            free.append(call)
+            if code:
+                _check(code)
+
+        return again
 
     def _make_call(self, cluster: int, function: int) -> _Call:
         if cluster > _LARGEST_CLUSTER:

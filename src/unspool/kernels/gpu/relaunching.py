@@ -8,17 +8,22 @@ addresses are passed as numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
+from unspool.kernels.gpu.direct_launcher import DirectLauncher
+
 _SMALL: Final = 1 << 31  # numbers beyond have 64 bits
 _LARGE: Final = 1 << 63
 _MOST: Final = 4096  # variants that are remembered
 
-Variant = tuple[Any, Any, Any, tuple[Any, ...]]  # what runs it, its function, its sizes, and the arguments by name
+Variant = Callable[..., None]
+"""Launches what was compiled: `again(x, y, z, stream, values)`, where values are the arguments given by place."""
+
 _known: Final[dict[tuple[Any, ...], Variant]] = {}
 _kernels: Final[dict[int, Any]] = {}  # keeps them, and so their numbers
 
@@ -32,13 +37,12 @@ def relaunch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], cluster:
     kinds, values = read
     device = torch._C._cuda_getDevice()
     key = (id(kernel), device, cluster, *kinds, *options, *options.values())
-    variant = _known.get(key)
-    if variant is None:
+    again = _known.get(key)
+    if again is None:
         return key
-    run, function, sizes, named = variant
     width, height, depth = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    run(width, height, depth, stream, function, sizes, None, None, None, *values, *named)
+    if width and height and depth:
+        again(width, height, depth, torch._C._cuda_getCurrentRawStream(device), values)
     return None
 
 
@@ -53,7 +57,15 @@ def remember(key: tuple[Any, ...], kernel: Any, made: Any, num_given: int, optio
     if len(_known) >= _MOST:
         _known.clear()
     _kernels[id(kernel)] = kernel
-    _known[key] = (made.run, made.function, made.packed_metadata, tuple(options.get(param.name) for param in named))
+    _known[key] = _bind(made, num_given, tuple(options.get(param.name) for param in named))
+
+
+def _bind(made: Any, num_given: int, named: tuple[Any, ...]) -> Variant:
+    """What launches a compiled kernel again; directly, if it is launched so."""
+    run, function, sizes = made.run, made.function, made.packed_metadata
+    if isinstance(run, DirectLauncher):
+        return run.bind(function, sizes, num_given)
+    return lambda x, y, z, stream, values: run(x, y, z, stream, function, sizes, None, None, None, *values, *named)
 
 
 def _read(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]] | None:
@@ -66,7 +78,7 @@ def _read(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]] | None:
             if not arg.is_cuda:
                 return None  # the driver knows whether it can be read there
             at = arg.data_ptr()
-            kinds += (arg.dtype, at & 15 == 0)
+            kinds.append(arg.dtype if not at & 15 else (arg.dtype,))
             values.append(at)
         elif kind is int:
             size = 0 if -_SMALL <= arg < _SMALL else 2 if arg < _LARGE else 4

@@ -73,7 +73,8 @@ class CapturedStep:
             feeds = shape.num_new == 1 and shape.epilogue is None
             self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
             self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
-            self._shown: tuple[int, torch.Tensor, torch.Tensor] | None = None  # of how many rows: logits and tokens
+            # Of how many tokens: the parts of what was read, of the logits and of the likeliest that are theirs.
+            self._shown: tuple[int, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
             self._log = torch.zeros(LOGGED, rows, dtype=torch.int64, device=device) if feeds else None
             self.num_logged, self.most_logged = 0, LOGGED
             self._body = body
@@ -119,7 +120,7 @@ class CapturedStep:
                 if self._graph is None:
                     self._graph = self._capture(starts)
                 if tokens is not self._fed:
-                    self._inputs.tokens[:count].copy_(tokens.reshape(-1))
+                    self._show(count)[0].copy_(tokens.reshape(-1))
         assert self._graph is not None
         self._graph.replay()
         self.num_logged += 1
@@ -130,21 +131,26 @@ class CapturedStep:
         if logits is not None:  # those of the candidates that were kept
             return Forward(logits, epilogue=result, path="captured")
         if want.is_brief and shape.num_new == 1 and not (shape.early or shape.wants_states or self._epilogue):
-            if self._shown is None or self._shown[0] != count:
-                self._shown = (count, self._logits[:count], self._likeliest[:count])
-            _, logits, likeliest = self._shown
+            _, logits, likeliest = self._show(count)
             self._fed = likeliest[:, None]  # another one in each run: whoever brings it has the last one's
             log = self if self._log is not None else None
             return Forward(logits, likeliest=likeliest, fed=self._fed, log=log, path="captured")
-        forward = Forward(self._logits[:count].clone(), epilogue=result, path="captured")
+        _, shown, found = self._show(count)
+        forward = Forward(shown.clone(), epilogue=result, path="captured")
         if shape.num_new == 1:
-            forward.likeliest = self._likeliest[:count].clone()
+            forward.likeliest = found.clone()
         if shape.early and self._epilogue is None:
             layers = self._logits.view(-1, shape.num_tokens, self._logits.shape[1])[1:]
             forward.early_logits = tuple(layer[:count].clone() for layer in layers)
         if shape.wants_states:
             forward.last_states = self._body.states[:count].clone()
         return forward
+
+    def _show(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The parts of inputs, logits and likeliest that belong to so many tokens; kept for the next run."""
+        if self._shown is None or self._shown[0] != count:
+            self._shown = (count, self._inputs.tokens[:count], self._logits[:count], self._likeliest[:count])
+        return self._shown[1:]
 
     def run_on(self, num_steps: int) -> torch.Tensor:
         """Run so many more steps after one that was `brief`, each on the tokens of the one before: what all of them
@@ -258,6 +264,7 @@ class CapturedStep:
         return PassEnd(
             logits=self._logits,
             likeliest=self._likeliest,
+            tokens=inputs.tokens,
             states=self._body.states,
             lengths=inputs.lengths,
             base=inputs.base,

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import count_parts, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.replays import KeptReplays
 
 TILE: Final = 1_024  # scores per program
 CHAINS: Final = 256  # places that are followed at once
@@ -118,19 +119,37 @@ def _raise(SCORES, GREEN, OUT, bias, V, row_stride, TILE: tl.constexpr, PDL: tl.
     tl.store(OUT + row * V + token, tl.where(is_green, raised, scores), mask=token < V)
 
 
+MOST_KEPT_MARKS: Final = 1 << 21  # of all rows: more are not kept from call to call
+_kept: Final = KeptReplays[tuple[torch.Tensor, ...]]()
+
+
+def _make_work(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Where each place's token came from (rows, vocab) int32 and whether tokens are green (rows, vocab) int8, both
+    parts of the first; and the states of the seeds."""
+    with torch.inference_mode(False):
+        marks = torch.empty(5 * rows * vocab, dtype=torch.int8, device=device)
+        state = torch.empty(rows, STATE, dtype=torch.int32, device=device)
+    edge = 4 * rows * vocab
+    return marks, marks[:edge].view(torch.int32).view(rows, vocab), marks[edge:].view(rows, vocab), state
+
+
 def raise_green(scores: torch.Tensor, seeds: torch.Tensor, num_first: int, bias: float) -> torch.Tensor:
     """Scores (rows, vocab) with `bias` added for the first tokens of the permutation of each row's seed (rows,)."""
     scores = lay_in_rows(scores)
     (rows, vocab), device, options = scores.shape, scores.device, launch_options()
-    came = torch.full((rows, vocab), -1, dtype=torch.int32, device=device)
-    green = torch.ones(rows, vocab, dtype=torch.int8, device=device)
+    marks, came, green, state = (
+        _kept.lend((rows, vocab), device, lambda: _make_work(rows, vocab, device))
+        if rows * vocab <= MOST_KEPT_MARKS
+        else _make_work(rows, vocab, device)
+    )
+    marks.fill_(-1)  # nothing came from elsewhere, everything is green
     out = torch.empty(rows, vocab, dtype=scores.dtype, device=device)
     if num_first:
         launch(
             _shuffle,
             (rows,),
             seeds,
-            torch.empty(rows, STATE, dtype=torch.int32, device=device),
+            state,
             list_reciprocals(vocab, num_first, device),
             came,
             vocab,

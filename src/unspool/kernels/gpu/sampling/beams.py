@@ -17,6 +17,7 @@ from unspool.kernels.gpu.arguments import count_parts, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.mixing import mix
 from unspool.kernels.gpu.sampling.readings import join_parts
+from unspool.kernels.gpu.sampling.replays import KeptReplays
 
 TILE: Final = 4_096  # scores per program of the first kernel
 MOST_CANDIDATES: Final = 64  # of a prompt: each is found by one more search
@@ -86,14 +87,15 @@ def _rank_tiles(
         scores = tl.where(at == found, float("-inf"), scores)
 
 
-@triton.jit(do_not_specialize=["RUNNING"])
+@triton.jit(do_not_specialize=["RUNNING", "ASKED", "TOLD", "asked_stride"])
 def _rank_rows(
-    SCORES, PARTS, TOPS, TOKENS, RUNNING, VALUES, TOTALS, FOUND, num_tiles, row_stride,
+    SCORES, PARTS, TOPS, TOKENS, RUNNING, VALUES, TOTALS, FOUND, ASKED, TOLD, num_tiles, row_stride, asked_stride,
     K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, DRAWS: tl.constexpr,
-    PDL: tl.constexpr,
+    ADDS: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A beam's likeliest tokens, in descending order, and the log-probabilities of the sequences that they make; with
-    `DRAWS` also what they are compared by."""
+    """A row's likeliest tokens, in descending order, and their log-probabilities; with `ADDS` those of the sequences
+    that they make, and with `DRAWS` also what these are compared by. With `TELLS` they are written in float64 after a
+    token that was asked for and its log-probability."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PLACES)
     let_next_start(PDL)
@@ -101,7 +103,9 @@ def _rank_rows(
     total = 0.0
     if not IS_NORMALISED:
         _, total = join_parts(PARTS, row, num_tiles, TILES)
-    running = tl.load(RUNNING + row)
+    running = 0.0
+    if ADDS:
+        running = tl.load(RUNNING + row)
     first = row * num_tiles * K
     is_there = at < num_tiles * K
     tops = tl.load(TOPS + first + at, mask=is_there, other=float("-inf"))
@@ -113,9 +117,20 @@ def _rank_rows(
             tl.store(VALUES + row * K + rank, _load_unclamped(top, TOPS + first + place))
             tl.store(TOTALS + row * K + rank, tl.load(SCORES + row * row_stride + token) + running)
         else:
-            tl.store(VALUES + row * K + rank, (_load_unclamped(top, TOPS + first + place) - total) + running)
+            value = _load_unclamped(top, TOPS + first + place) - total
+            if ADDS:
+                value += running
+            if TELLS:
+                tl.store(TOLD + row * (2 + 2 * K) + 2 + rank, token.to(tl.float64))
+                tl.store(TOLD + row * (2 + 2 * K) + 2 + K + rank, value.to(tl.float64))
+            else:
+                tl.store(VALUES + row * K + rank, value)
         tl.store(FOUND + row * K + rank, token)
         tops = tl.where(at == place, float("-inf"), tops)
+    if TELLS:
+        asked = tl.maximum(tl.load(ASKED + row * asked_stride), 0)  # if no token could be chosen
+        tl.store(TOLD + row * (2 + 2 * K), asked.to(tl.float64))
+        tl.store(TOLD + row * (2 + 2 * K) + 1, (tl.load(SCORES + row * row_stride + asked) - total).to(tl.float64))
 
 
 @triton.jit
@@ -168,41 +183,114 @@ def _choose(
     tl.store(RUNNING + row, lowered.to(tl.float32), mask=is_kept)
 
 
+@triton.jit(do_not_specialize=["RUNNING"])
+def _choose_in_groups(
+    VALUES, FOUND, RUNNING, ENDS, num_ends, never, penalty, PACKED, PARENTS, NEXT, AFTER,
+    BEAMS: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr,
+    CP: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The best candidates of each of a prompt's groups, and the beams that go on: the first that do not end. A token
+    that beams of earlier groups go on with is lowered by the penalty for each of them."""
+    SIZE: tl.constexpr = BEAMS // GROUPS
+    prompt = tl.program_id(0).to(tl.int64)
+    at, order, beams = tl.arange(0, PLACES), tl.arange(0, CP), tl.arange(0, BP)
+    let_next_start(PDL)
+    wait_for_input(PDL)
+    is_value = at < SIZE * K
+    is_there = order < C
+    chosen = tl.full((BP,), -1, tl.int32)  # by beam
+    for group in range(GROUPS):
+        row = prompt * BEAMS + group * SIZE
+        tokens = tl.load(FOUND + row * K + at, mask=is_value, other=-1)
+        count = tl.zeros((PLACES,), tl.float32)
+        for beam in range(group * SIZE):
+            taken = tl.sum(tl.where(beams == beam, chosen, 0), 0)
+            count += tl.where(tokens == taken, 1.0, 0.0)
+        values = tl.load(VALUES + row * K + at, mask=is_value, other=float("-inf")) - penalty * count
+        values += tl.load(RUNNING + row + at // K, mask=is_value, other=0.0)
+        ranked = _rank(values, is_value)
+        best = tl.full((CP,), float("-inf"), tl.float32)
+        parent, token = tl.zeros((CP,), tl.int32), tl.zeros((CP,), tl.int32)
+        for rank in range(C):
+            _, place = tl.max(ranked, 0, return_indices=True)
+            is_this, is_found = order == rank, at == place
+            best = tl.where(is_this, tl.sum(tl.where(is_found, values, 0.0), 0), best)
+            token = tl.where(is_this, tl.sum(tl.where(is_found, tokens, 0), 0), token)
+            parent = tl.where(is_this, place // K, parent)
+            ranked = tl.where(is_found, float("-inf"), ranked)
+        packed = PACKED + (prompt * GROUPS + group) * 3 * C + order
+        tl.store(packed, token, mask=is_there)
+        tl.store(packed + C, parent, mask=is_there)
+        tl.store(packed + 2 * C, best.to(tl.int32, bitcast=True), mask=is_there)
+        is_end = tl.zeros((CP,), tl.int32)
+        for number in range(num_ends):
+            is_end += (token == tl.load(ENDS + number)).to(tl.int32)
+        is_out = (is_end > 0).to(tl.int32)
+        is_tie = is_out[None, :] == is_out[:, None]
+        is_before = (is_out[None, :] < is_out[:, None]) | (is_tie & (order[None, :] < order[:, None]))
+        rank = tl.sum((is_before & is_there[None, :]).to(tl.int32), 1)
+        is_kept = is_there & (rank < SIZE)
+        tl.store(PARENTS + row + rank, row + parent, mask=is_kept)
+        tl.store(NEXT + row + rank, token.to(tl.int64), mask=is_kept)
+        lowered = tl.where(is_end > 0, best.to(tl.float64) + never, best.to(tl.float64))
+        tl.store(AFTER + row + rank, lowered.to(tl.float32), mask=is_kept)
+        is_taken = is_kept[None, :] & (beams[:, None] == group * SIZE + rank[None, :])  # (beams, candidates)
+        chosen = tl.where(
+            tl.sum(is_taken.to(tl.int32), 1) > 0, tl.sum(tl.where(is_taken, token[None, :], 0), 1), chosen
+        )
+
+
 class _Ranking(NamedTuple):
-    """Where the likeliest tokens of tiles and of rows are written."""
+    """Where the likeliest tokens of tiles and of rows are written, until the kernels after it have read them."""
 
     parts: torch.Tensor  # of each tile its highest score and its sum of exponentials
     tops: torch.Tensor  # of each tile its highest scores,
     tokens: torch.Tensor  # and their tokens
-    values: torch.Tensor  # of each row the highest log-probabilities,
-    totals: torch.Tensor  # the same with what runs before,
+    values: torch.Tensor  # of each row the highest log-probabilities, or what they are compared by,
+    totals: torch.Tensor  # the log-probabilities then,
     found: torch.Tensor  # and their tokens
 
+    @classmethod
+    def make(cls, rows: int, tiles: int, count: int, device: torch.device) -> _Ranking:
+        """Memory for the `count` likeliest tokens of rows that have so many tiles."""
+        sizes = [rows * tiles * 2, rows * tiles * count, rows * count, rows * count]
+        numbers = [rows * tiles * count, rows * count]
+        parts, tops, values, totals = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
+        tokens, found = torch.empty(sum(numbers), dtype=torch.int32, device=device).split(numbers)
+        return cls(parts, tops, tokens, values, totals, found)
 
-def _launch_ranking(
+
+_kept: Final = KeptReplays[_Ranking](most=16)
+
+
+def _find_likeliest(
     scores: torch.Tensor,  # (rows, vocab), rows that lie whole
-    running: torch.Tensor,  # (rows,)
-    into: _Ranking,
     count: int,
-    num_beams: int,
-    drawing: tuple[torch.Tensor, torch.Tensor],  # seeds and positions, read if it draws
+    *,
     is_normalised: bool,
-    draws: bool,
-) -> None:
+    running: torch.Tensor | None = None,  # (rows,): what is added
+    drawing: tuple[torch.Tensor, torch.Tensor] | None = None,  # seeds and positions
+    num_beams: int = 1,
+    telling: tuple[torch.Tensor, torch.Tensor] | None = None,  # tokens, and where log-probabilities are told
+) -> _Ranking:
     """Rank the `count` likeliest tokens of every tile, and then of every row."""
-    rows, tiles, options = len(scores), count_parts(scores.shape[1], TILE), launch_options()
-    seeds, positions = drawing
+    rows, vocab = scores.shape
+    tiles, options, device = count_parts(vocab, TILE), launch_options(), scores.device
+    ranked = _kept.lend((rows, tiles, count), device, lambda: _Ranking.make(rows, tiles, count, device))
+    seeds, positions = (ranked.found, ranked.found) if drawing is None else drawing  # read if it draws
+    added = ranked.values if running is None else running
+    asked, told = (ranked.found, ranked.values) if telling is None else telling
     launch(
         _rank_tiles,
         (rows, tiles),
         scores,
-        running,
+        added,
         seeds,
         positions,
-        into.parts,
-        into.tops,
-        into.tokens,
-        scores.shape[1],
+        ranked.parts,
+        ranked.tops,
+        ranked.tokens,
+        vocab,
         scores.stride(0),
         seeds.stride(0),
         positions.stride(0),
@@ -210,7 +298,7 @@ def _launch_ranking(
         K=count,
         TILE=TILE,
         IS_NORMALISED=is_normalised,
-        DRAWS=draws,
+        DRAWS=drawing is not None,
         num_warps=8,
         **options,
     )
@@ -218,22 +306,43 @@ def _launch_ranking(
         _rank_rows,
         (rows,),
         scores,
-        into.parts,
-        into.tops,
-        into.tokens,
-        running,
-        into.values,
-        into.totals,
-        into.found,
+        ranked.parts,
+        ranked.tops,
+        ranked.tokens,
+        added,
+        ranked.values,
+        ranked.totals,
+        ranked.found,
+        asked,
+        told,
         tiles,
         scores.stride(0),
+        asked.stride(0),
         K=count,
         PLACES=max(2, round_up(tiles * count)),
         TILES=max(2, round_up(tiles)),
         IS_NORMALISED=is_normalised,
-        DRAWS=draws,
+        DRAWS=drawing is not None,
+        ADDS=running is not None,
+        TELLS=telling is not None,
         **options,
     )
+    return ranked
+
+
+class _Chosen(NamedTuple):
+    """A step's candidates, and which of them go on."""
+
+    packed: torch.Tensor  # (…, 3, candidates) int32: tokens, the beams that they continue, log-probabilities' bits
+    parents: torch.Tensor  # (rows,) int64: the row that each comes from
+    tokens: torch.Tensor  # (rows,) int64: its next token
+    running: torch.Tensor  # (rows,) float32: its log-probability
+
+    @classmethod
+    def make(cls, rows: int, shape: tuple[int, ...], device: torch.device) -> _Chosen:
+        parents, tokens = torch.empty(2, rows, dtype=torch.int64, device=device).unbind()
+        packed = torch.empty(shape, dtype=torch.int32, device=device)
+        return cls(packed, parents, tokens, torch.empty(rows, dtype=torch.float32, device=device))
 
 
 def choose_beams(
@@ -255,61 +364,90 @@ def choose_beams(
     Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
     and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
     """
+    assert is_normalised or drawing is None
     scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     prompts, few = rows // num_beams, min(num_candidates, vocab)
-    tiles = count_parts(vocab, TILE)
-    device = scores.device
-    assert is_normalised or drawing is None
-    draws = drawing is not None
-    seeds, positions = drawing if drawing is not None else (ends, ends)
-    floats = torch.empty(rows * (tiles * (few + 2) + few * 2), dtype=torch.float32, device=device)
-    numbers = torch.empty(rows * (tiles + 1) * few, dtype=torch.int32, device=device)
-    parts, tops, values, totals = floats.split([rows * tiles * 2, rows * tiles * few, rows * few, rows * few])
-    tokens, found = numbers.split([rows * tiles * few, rows * few])
-    packed = torch.empty(prompts, 3, num_candidates, dtype=torch.int32, device=device)
-    moves = torch.empty(2, rows, dtype=torch.int64, device=device)
-    after = torch.empty(rows, dtype=torch.float32, device=device)
-    ranked = _Ranking(parts, tops, tokens, values, totals, found)
-    _launch_ranking(scores, running, ranked, few, num_beams, (seeds, positions), is_normalised, draws)
-    options = launch_options()
+    ranked = _find_likeliest(
+        scores, few, is_normalised=is_normalised, running=running, drawing=drawing, num_beams=num_beams
+    )
+    chosen = _Chosen.make(rows, (prompts, 3, num_candidates), scores.device)
     launch(
         _choose,
         (prompts,),
-        values,
-        totals,
-        found,
+        ranked.values,
+        ranked.totals,
+        ranked.found,
         ends,
         ends.numel(),
         never,
-        packed,
-        moves[0],
-        moves[1],
-        after,
+        *chosen,
         BEAMS=num_beams,
         K=few,
         PLACES=max(2, round_up(num_beams * few)),
         C=num_candidates,
         CP=max(2, round_up(num_candidates)),
-        DRAWS=draws,
+        DRAWS=drawing is not None,
         BY_ORDER=by_order,
-        **options,
+        **launch_options(),
     )
-    return packed, moves[0], moves[1], after
+    return chosen
 
 
-def rank_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probabilities (rows, count) of the likeliest tokens under logits (rows, vocab) float32, falling, and
-    those tokens, int32."""
+def count_grouped(num_beams: int, num_groups: int, num_candidates: int) -> int:
+    """Tokens of a row that can be among its group's candidates: as many more as earlier groups can lower."""
+    return num_candidates + num_beams - num_beams // num_groups
+
+
+def choose_in_groups(
+    scores: torch.Tensor,  # (rows, vocab) float32: logits, or log-probabilities if they are normalised
+    running: torch.Tensor,  # (rows,) float32
+    ends: torch.Tensor,  # (any,) int64: tokens that end a sequence
+    *,
+    num_beams: int,
+    num_groups: int,
+    num_candidates: int,  # of a group
+    penalty: float,
+    never: float,
+    is_normalised: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`choose_beams` by order, of groups of a prompt's beams one after the other: each candidate is lowered by the
+    penalty for every beam of an earlier group that goes on with its token.
+
+    Returns (prompts, groups, 3, candidates) and what goes on, as `choose_beams` does.
+    """
+    scores = lay_in_rows(scores)
+    rows, vocab = scores.shape
+    prompts, few = rows // num_beams, min(count_grouped(num_beams, num_groups, num_candidates), vocab)
+    ranked = _find_likeliest(scores, few, is_normalised=is_normalised)
+    chosen = _Chosen.make(rows, (prompts, num_groups, 3, num_candidates), scores.device)
+    launch(
+        _choose_in_groups,
+        (prompts,),
+        ranked.values,
+        ranked.found,
+        running,
+        ends,
+        ends.numel(),
+        never,
+        penalty,
+        *chosen,
+        BEAMS=num_beams,
+        GROUPS=num_groups,
+        K=few,
+        PLACES=max(2, round_up(num_beams // num_groups * few)),
+        C=num_candidates,
+        CP=max(2, round_up(num_candidates)),
+        BP=max(2, round_up(num_beams)),
+        **launch_options(),
+    )
+    return chosen
+
+
+def tell_logprobs(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
+    """The log-probabilities of tokens (rows,) and of the `count` likeliest under logits (rows, vocab) float32, as
+    (rows, 2 + 2 * count) float64: the token (0 if it is negative), its own, the likeliest tokens, theirs."""
     logits = lay_in_rows(logits)
-    rows, vocab = logits.shape
-    tiles, device = count_parts(vocab, TILE), logits.device
-    floats = torch.empty(rows * (tiles * (count + 2)), dtype=torch.float32, device=device)
-    parts, tops = floats[: rows * tiles * 2], floats[rows * tiles * 2 :]
-    tokens = torch.empty(rows * tiles * count, dtype=torch.int32, device=device)
-    values = torch.empty(rows, count, dtype=torch.float32, device=device)
-    found = torch.empty(rows, count, dtype=torch.int32, device=device)
-    nothing = torch.zeros(rows, dtype=torch.float32, device=device)  # no beam runs before
-    ranked = _Ranking(parts, tops, tokens, values, values, found)
-    _launch_ranking(logits, nothing, ranked, count, 1, (tokens, tokens), is_normalised=False, draws=False)
-    return values, found
+    told = torch.empty(len(logits), 2 + 2 * count, dtype=torch.float64, device=logits.device)
+    _find_likeliest(logits, count, is_normalised=False, telling=(tokens, told))
+    return told

@@ -63,11 +63,11 @@ def _compare(
 
 @triton.jit
 def _judge(
-    STATES, BASE, TABLE, LENGTHS, PARTS, WEIGHTS, CHOSEN, ALPHA,
+    STATES, BASE, TABLE, LENGTHS, PARTS, WEIGHTS, CANDIDATES, CHOSEN, NEXT, ALPHA,
     HIDDEN: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
     UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Choose the candidate to keep, and append the direction of its state to the past."""
+    """Choose the candidate to keep, note its token, and append the direction of its state to the past."""
     row = tl.program_id(0).to(tl.int64)
     rk, splits, at = tl.arange(0, KP), tl.arange(0, SPLITS), tl.arange(0, BLOCK)
     let_next_start(PDL)
@@ -82,6 +82,9 @@ def _judge(
     values = tl.where(weights == float("-inf"), float("-inf"), (1.0 - alpha) * weights - alpha * likeness)
     chosen = tl.argmax(values, 0)
     tl.store(CHOSEN + row, chosen.to(tl.int64))
+    taken = tl.load(CANDIDATES + row * K + chosen)
+    first = tl.sum(tl.where(rk == 0, weights, 0.0), 0)  # the highest
+    tl.store(NEXT + row * (K + 1), tl.where(first > float("-inf"), taken, -1))
     is_state = (at < HIDDEN) & (length >= 0)
     state = tl.load(STATES + (row * K + chosen) * HIDDEN + at, mask=is_state, other=0.0).to(tl.float32)
     unit = state / tl.maximum(tl.sqrt(tl.sum(state * state, 0)), 1e-12)
@@ -130,7 +133,7 @@ def _rank(
     for rank in range(K):
         place = tl.argmax(tops, 0)
         top = tl.max(tops, 0)
-        tl.store(NEXT + row * K + rank, tl.load(TOKENS + first + place).to(tl.int64))
+        tl.store(NEXT + row * (K + 1) + 1 + rank, tl.load(TOKENS + first + place).to(tl.int64))
         tl.store(WEIGHTS + row * K + rank, tl.where(top == float("-inf"), top, tl.exp(top - total)))
         tops = tl.where(at == place, float("-inf"), tops)
     length = tl.load(LENGTHS + row)
@@ -152,7 +155,8 @@ class CapturedContest:
         self._likeness, self._parts = make(rows, SPLITS, num), make(rows, tiles, 2)
         self._tops, self._tokens = make(rows, tiles, num), make(rows, tiles, num, dtype=torch.int32)
         self._chosen = make(rows, dtype=torch.int64)
-        self._next, self._next_weights = make(rows, num, dtype=torch.int64), make(rows, num)
+        self._next = make(rows, 1 + num, dtype=torch.int64)  # the token that was kept, and the next candidates
+        self._next_weights = make(rows, num)
         self._past: weakref.ref[torch.Tensor] | None = None  # the past whose address is in the table
         self._sent_alpha = 0.0
 
@@ -173,6 +177,7 @@ class CapturedContest:
         self.run(
             end.states,
             end.logits,
+            end.tokens,
             end.base,
             end.table,
             end.lengths,
@@ -185,6 +190,7 @@ class CapturedContest:
         self,
         states: torch.Tensor,  # (rows * candidates, hidden): the head's input
         logits: torch.Tensor,  # (rows * candidates, vocab)
+        tokens: torch.Tensor,  # (rows * candidates,) int64: the candidates
         base: torch.Tensor,
         table: torch.Tensor,  # int64: see `kernels.key_layout`
         lengths: torch.Tensor,  # (rows,) int32: incremented
@@ -238,7 +244,9 @@ class CapturedContest:
             lengths,
             self._likeness,
             self._weights,
+            tokens,
             self._chosen,
+            self._next,
             self._alpha,
             HIDDEN=hidden,
             K=num,
@@ -287,5 +295,6 @@ class CapturedContest:
 
     def take(self, rows: int) -> tuple[torch.Tensor, Won]:
         """The kept candidates' logits (rows, vocab), and the contest's result."""
-        won = Won(self._chosen[:rows].clone(), self._next[:rows].clone(), self._next_weights[:rows].clone())
+        found = self._next[:rows].clone()
+        won = Won(found[:, :1], found[:, 1:], self._next_weights[:rows].clone())
         return self._kept[:rows].clone(), won

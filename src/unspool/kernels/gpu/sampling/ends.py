@@ -14,6 +14,7 @@ class PassEnd:
     """The buffers of a captured pass after its last layer."""
 
     logits: torch.Tensor  # (tokens * (1 + early layers), vocab)
+    tokens: torch.Tensor  # (tokens,) int64: what was read
     likeliest: torch.Tensor  # (rows,): written by an epilogue that computes scores from the logits
     states: torch.Tensor  # (tokens, hidden): the head's input
     lengths: torch.Tensor  # (rows,) int32

@@ -77,9 +77,14 @@ class HeldSetting:
 class KeptReplays(Generic[Held]):
     """What was made for a shape, by thread and stream: its buffers are written again by its next run there."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
         self._kept: OrderedDict[Hashable, Held] = OrderedDict()
         self._lock = threading.Lock()
+
+    def lend(self, shape: Hashable, device: torch.device, make: Callable[[], Held]) -> Held:
+        """The same, or what is made anew where nothing can be kept: in a capture, and elsewhere than on a GPU."""
+        return self.take(shape, device, make) if can_replay(device) else make()
 
     def take(self, shape: Hashable, device: torch.device, make: Callable[[], Held]) -> Held:
         """What was made for this shape; the one that was not used for longest goes if they become too many."""
@@ -93,6 +98,6 @@ class KeptReplays(Generic[Held]):
         made = make()
         with self._lock:
             self._kept[key] = made
-            while len(self._kept) > MOST_KEPT:
+            while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         return made

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import count_parts, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.replays import KeptReplays
 
 TILE: Final = 1_024  # scores per program of the first kernel
 
@@ -85,6 +86,15 @@ def _find_token(
     tl.store(OUT + row, chosen)
 
 
+_kept: Final = KeptReplays[tuple[torch.Tensor, torch.Tensor]](most=16)
+
+
+def _make_work(rows: int, num_tiles: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What tiles amount to: their highest scores, and sums of exponentials."""
+    tops = torch.empty(rows, num_tiles, dtype=torch.float32, device=device)
+    return tops, torch.empty(rows, num_tiles, dtype=torch.float64, device=device)
+
+
 def draw_row(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The tokens (rows,) at which scores (rows, vocab) float32 pass uniforms (rows,) float64.
 
@@ -93,10 +103,9 @@ def draw_row(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     scores = lay_in_rows(scores)
     uniforms = uniforms.contiguous()
     rows, vocab = scores.shape
-    num_tiles = count_parts(vocab, TILE)
-    tops = torch.empty(rows, num_tiles, dtype=torch.float32, device=scores.device)
-    weights = torch.empty(rows, num_tiles, dtype=torch.float64, device=scores.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    num_tiles, device = count_parts(vocab, TILE), scores.device
+    tops, weights = _kept.lend((rows, num_tiles), device, lambda: _make_work(rows, num_tiles, device))
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
     options = launch_options()
     launch(
         _weigh_tiles,

@@ -9,7 +9,7 @@ If too many scores tie to fit, passes over the whole row are used instead: slowe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -17,6 +17,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import count_parts, find_step, lay_in_rows, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.replays import KeptReplays
 from unspool.kernels.gpu.sampling.slow_tail import draw_slowly, load_scores, temper
 from unspool.kernels.gpu.sampling.tail_cuts import cut_candidates
 
@@ -196,6 +197,25 @@ def _draw(
     tl.store(OUT + row, chosen)
 
 
+class _Work(NamedTuple):
+    """Memory of a draw: what the groups of a row amount to, and its candidates."""
+
+    tops: torch.Tensor
+    groups: torch.Tensor
+    values: torch.Tensor
+    tokens: torch.Tensor
+
+    @classmethod
+    def make(cls, rows: int, num_groups: int, room: int, device: torch.device) -> _Work:
+        before = count_parts(rows * num_groups, ALIGNED) * ALIGNED
+        floats = torch.empty(before + rows * room, dtype=torch.float32, device=device)
+        numbers = torch.empty(before + rows * room, dtype=torch.int32, device=device)
+        return cls(floats, numbers, floats[before:], numbers[before:])
+
+
+_kept: Final = KeptReplays[_Work]()
+
+
 def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettings) -> torch.Tensor:
     """The tokens (rows,) drawn by uniforms (rows,) float64 from what a tail leaves of scores (rows, vocab) float32.
 
@@ -209,9 +229,9 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
     most_chosen = round_up(count_chosen(settings.largest_k))
     room = max(FEWEST_PLACES, round_up(count_chosen(settings.largest_k) + SPARE_PLACES))
     columns = min(most_chosen, round_up(num_groups)) * run
-    before = count_parts(rows * num_groups, ALIGNED) * ALIGNED
-    floats = torch.empty(before + rows * room, dtype=torch.float32, device=scores.device)
-    numbers = torch.empty(before + rows * room, dtype=torch.int32, device=scores.device)
+    work = _kept.lend(
+        (rows, num_groups, room), scores.device, lambda: _Work.make(rows, num_groups, room, scores.device)
+    )
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
     after = (settings.top_a, settings.typical, settings.epsilon, settings.eta)
     options = launch_options()
@@ -220,7 +240,7 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         _find_tops,
         (rows, count_parts(num_groups, block)),
         scores,
-        floats,
+        work.tops,
         vocab,
         num_groups,
         scores.stride(0),
@@ -233,10 +253,10 @@ def draw_tail(scores: torch.Tensor, uniforms: torch.Tensor, settings: TailSettin
         _draw,
         (rows,),
         scores,
-        floats,
-        numbers,
-        floats[before:],
-        numbers[before:],
+        work.tops,
+        work.groups,
+        work.values,
+        work.tokens,
         uniforms,
         uniforms if settings.temperature is None else settings.temperature,
         settings.top_k,

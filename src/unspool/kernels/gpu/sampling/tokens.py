@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton
@@ -10,6 +11,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import count_parts, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
+from unspool.kernels.gpu.sampling.replays import KeptReplays
 
 EMBED_BLOCK = 1024
 TILE = 4096  # logits per program
@@ -134,13 +136,21 @@ def take_highest(
     take_found(logits, tops, tokens, lengths, log)
 
 
+_kept: Final = KeptReplays[tuple[torch.Tensor, torch.Tensor]](most=16)
+
+
+def _make_work(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tiles' highest scores, and lengths of nothing."""
+    tops = torch.empty(rows, count_tiles(vocab), dtype=torch.float32, device=device)
+    return tops, torch.zeros(rows, dtype=torch.int32, device=device)
+
+
 def find_likeliest(scores: torch.Tensor) -> torch.Tensor:
     """The first token (rows,) of the highest of scores (rows, vocab) float32; -1 if none is possible, or one is NaN."""
     scores = scores.contiguous()
-    rows, vocab = scores.shape
-    tops = torch.empty(rows, count_tiles(vocab), dtype=torch.float32, device=scores.device)
-    lengths = torch.empty(rows, dtype=torch.int32, device=scores.device)  # of nothing
-    tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    (rows, vocab), device = scores.shape, scores.device
+    tops, lengths = _kept.lend((rows, vocab), device, lambda: _make_work(rows, vocab, device))
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
     take_highest(scores, tops, tokens, lengths, None)
     return tokens
 
