@@ -26,7 +26,7 @@ from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, NativeModel, take_last
 from unspool.models.paths.captured import explain_no_capture
 from unspool.models.paths.captured_pair import CapturedPairSteps
-from unspool.models.paths.library import WithLibrary
+from unspool.models.paths.library import PACKING_LIMIT, WithLibrary
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
@@ -44,6 +44,7 @@ class EncoderDecoder(WithLibrary, NativeModel):
     """
 
     weights: EncoderDecoderWeights
+    _SETTINGS = ("generation_config", "packs_for_batches")
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class EncoderDecoder(WithLibrary, NativeModel):
         self.weights = weights
         self.info = spec.describe()
         self.config = ModelConfig(**{**config, **spec.name_values()})
+        self._packs = self.weights_bytes <= PACKING_LIMIT
         self._refresh()
 
     def _refresh(self) -> None:
@@ -84,7 +86,8 @@ class EncoderDecoder(WithLibrary, NativeModel):
         why = explain_unread(spec.describe_decoder(), self.device, self.dtype)
         if why is not None:
             return [ClosedPath("library", why)]
-        described = DescribedPair(spec, self.weights, self._views, self._decoder_positions, self._biases)
+        positions, biases = self._decoder_positions, self._biases
+        described = DescribedPair(spec, self.weights, self._views, positions, biases, narrows=self._packs)
         return [PairLibraryPath(spec, described)]
 
     @property

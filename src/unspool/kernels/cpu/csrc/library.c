@@ -93,7 +93,7 @@ int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_
 
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows) {
     const int64_t columns = matrix->columns, blocks = columns / US_BLOCK;
-    if (matrix->kind == US_BF16) return (int64_t)(sizeof(uint16_t) * us_count_pieces((size_t)(num_rows * columns)));
+    if (us_is_narrow(matrix->kind)) return (int64_t)(sizeof(uint16_t) * us_count_pieces((size_t)(num_rows * columns)));
     return ((num_rows * columns + 63) & ~(int64_t)63) + num_rows * blocks * (int64_t)(2 * sizeof(float) + 2 * sizeof(int32_t));
 }
 
@@ -326,21 +326,40 @@ static void read_super_row(const us_matrix *matrix, int32_t row, float *out) {
     }
 }
 
-/* Where a number lies in tiles of bfloat16. */
-static size_t find_narrow(int32_t row, int32_t column, int32_t columns) {
-    const size_t panel = (size_t)(row / US_PANEL) * (size_t)columns + (size_t)(column & ~1);
-    return US_PANEL * panel + 2 * (size_t)(row % US_PANEL) + (size_t)(column & 1);
+/* Where a number lies in tiles of a kind of 16 bits. */
+static size_t find_narrow(int32_t kind, int32_t row, int32_t column, int32_t columns) {
+    const size_t panel = (size_t)(row / US_PANEL) * (size_t)columns, place = (size_t)(row % US_PANEL);
+    if (kind == US_F16) return US_PANEL * (panel + (size_t)column) + place;
+    return US_PANEL * (panel + (size_t)(column & ~1)) + 2 * place + (size_t)(column & 1);
 }
 
-int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, uint16_t *out) {
+/* A float as a float16; whether it is one. */
+static int halve(uint32_t bits, uint16_t *half) {
+    const uint32_t size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
+    if (size >= 0x38800000) { /* normal: as many bits less of the exponent, and 13 less of the fraction */
+        *half = (uint16_t)(sign | ((size - 0x38000000) >> 13));
+        return size < 0x47800000 && !(size & 0x1fff);
+    }
+    float number;
+    memcpy(&number, &size, 4);
+    const uint32_t steps = (uint32_t)(number *= 0x1p24f);
+    *half = (uint16_t)(sign | steps);
+    return (float)steps == number;
+}
+
+int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, int32_t kind, uint16_t *out) {
     const int32_t padded = (count + US_PANEL - 1) / US_PANEL * US_PANEL;
     uint32_t is_rounded = 0;
     for (int32_t row = 0; row < padded; row++)
         for (int32_t k = 0; k < columns; k++) {
             uint32_t bits = 0;
             if (row < count) memcpy(&bits, rows + (size_t)row * (size_t)columns + k, 4);
-            is_rounded |= (bits & 0xffff) || (bits & 0x7f800000) == 0x7f800000;
-            out[find_narrow(row, k, columns)] = (uint16_t)(bits >> 16);
+            uint16_t *to = out + find_narrow(kind, row, k, columns);
+            if (kind == US_F16) is_rounded |= !halve(bits, to);
+            else {
+                is_rounded |= (bits & 0xffff) || (bits & 0x7f800000) == 0x7f800000;
+                *to = (uint16_t)(bits >> 16);
+            }
         }
     return !is_rounded;
 }
@@ -353,10 +372,12 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
             memcpy(out, (const float *)matrix->data + (size_t)row * columns, sizeof(float) * (size_t)columns);
             continue;
         }
-        if (matrix->kind == US_BF16) {
+        if (us_is_narrow(matrix->kind)) {
             for (int32_t k = 0; k < columns; k++) {
-                const uint32_t bits = (uint32_t)((const uint16_t *)matrix->data)[find_narrow(row, k, columns)] << 16;
-                memcpy(out + k, &bits, 4);
+                const uint16_t number = ((const uint16_t *)matrix->data)[find_narrow(matrix->kind, row, k, columns)];
+                const uint32_t bits = (uint32_t)number << 16;
+                if (matrix->kind == US_F16) out[k] = half_to_float(number);
+                else memcpy(out + k, &bits, 4);
             }
             continue;
         }
