@@ -204,7 +204,7 @@ def count_narrow_bytes(rows: int, columns: int) -> int | None:
 def _count_bytes(kind: AnyKind | FloatKind, rows: int, columns: int) -> int | None:
     if kind == "float32":
         return 4 * rows * columns
-    if kind in ("bfloat16", "float16"):
+    if kind == "bfloat16" or kind == "float16":
         return count_narrow_bytes(rows, columns)
     return count_tile_bytes(kind, rows, columns)
 

@@ -333,34 +333,43 @@ static size_t find_narrow(int32_t kind, int32_t row, int32_t column, int32_t col
     return US_PANEL * (panel + (size_t)(column & ~1)) + 2 * place + (size_t)(column & 1);
 }
 
-/* A float as a float16; whether it is one. */
-static int halve(uint32_t bits, uint16_t *half) {
-    const uint32_t size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
-    if (size >= 0x38800000) { /* normal: as many bits less of the exponent, and 13 less of the fraction */
-        *half = (uint16_t)(sign | ((size - 0x38000000) >> 13));
-        return size < 0x47800000 && !(size & 0x1fff);
+/* A tile's columns of one row as numbers of 16 bits; whether one was rounded. Without branches: compilers make vectors of it. */
+static uint32_t narrow_tile_row(const float *row, int32_t kind, uint16_t *out) {
+    uint32_t bits[US_BLOCK], is_rounded = 0;
+    memcpy(bits, row, sizeof bits);
+    if (kind == US_BF16) {
+        for (int i = 0; i < US_BLOCK; i++) {
+            is_rounded |= (bits[i] & 0xffff) | ((bits[i] & 0x7f800000) == 0x7f800000);
+            out[i] = (uint16_t)(bits[i] >> 16);
+        }
+        return is_rounded;
     }
-    float number;
-    memcpy(&number, &size, 4);
-    const uint32_t steps = (uint32_t)(number *= 0x1p24f);
-    *half = (uint16_t)(sign | steps);
-    return (float)steps == number;
+    for (int i = 0; i < US_BLOCK; i++) {
+        const uint32_t size = bits[i] & 0x7fffffff, is_small = size < 0x38800000; /* a subnormal float16, or none */
+        const uint32_t small = is_small ? size : 0;
+        float steps;
+        memcpy(&steps, &small, sizeof steps);
+        steps *= 0x1p24f; /* the least float16 */
+        const int32_t whole = (int32_t)steps;
+        is_rounded |= is_small ? (float)whole != steps : (size & 0x1fff) | (size >= 0x47800000);
+        out[i] = (uint16_t)((bits[i] >> 16 & 0x8000) | (is_small ? (uint32_t)whole : (size - 0x38000000) >> 13));
+    }
+    return is_rounded;
 }
 
 int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, int32_t kind, uint16_t *out) {
-    const int32_t padded = (count + US_PANEL - 1) / US_PANEL * US_PANEL;
+    static const float zeros[US_BLOCK];
     uint32_t is_rounded = 0;
-    for (int32_t row = 0; row < padded; row++)
-        for (int32_t k = 0; k < columns; k++) {
-            uint32_t bits = 0;
-            if (row < count) memcpy(&bits, rows + (size_t)row * (size_t)columns + k, 4);
-            uint16_t *to = out + find_narrow(kind, row, k, columns);
-            if (kind == US_F16) is_rounded |= !halve(bits, to);
-            else {
-                is_rounded |= (bits & 0xffff) || (bits & 0x7f800000) == 0x7f800000;
-                *to = (uint16_t)(bits >> 16);
+    for (int32_t panel = 0; panel < count; panel += US_PANEL)
+        for (int32_t k = 0; k < columns; k += US_BLOCK, out += US_PANEL * US_BLOCK)
+            for (int32_t row = 0; row < US_PANEL; row++) {
+                uint16_t made[US_BLOCK];
+                const float *from = panel + row < count ? rows + (size_t)(panel + row) * (size_t)columns + k : zeros;
+                is_rounded |= narrow_tile_row(from, kind, made);
+                uint16_t *to = out + (kind == US_F16 ? row : 2 * row); /* as find_narrow says */
+                for (int32_t i = 0; i < US_BLOCK && kind == US_F16; i++) to[US_PANEL * i] = made[i];
+                for (int32_t i = 0; i < US_BLOCK && kind == US_BF16; i += 2) memcpy(to + US_PANEL * i, made + i, 2 * sizeof *made);
             }
-        }
     return !is_rounded;
 }
 
