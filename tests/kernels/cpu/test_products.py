@@ -11,8 +11,9 @@ from unspool.errors import SettingError
 from unspool.kernels.cpu import BLOCK, Library, find_library, pack_tiles, quantise_rows
 from unspool.kernels.cpu.structures import PANEL, CMatrix, describe_matrix
 
-KINDS = ("float32", "bfloat16", "int8", "int4")
-FLOATS = ("float32", "bfloat16")
+NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOATS = ("float32", *NARROW)
+KINDS = (*FLOATS, "int8", "int4")
 
 
 def make(kind: str, rows: int, columns: int, seed: int, has_bias: bool) -> tuple[CMatrix, torch.Tensor, object]:
@@ -21,21 +22,21 @@ def make(kind: str, rows: int, columns: int, seed: int, has_bias: bool) -> tuple
     weight = torch.randn(rows, columns, generator=generator)
     bias = torch.randn(rows, generator=generator) if has_bias else None
     data = weight.clone()
-    if kind == "bfloat16":
-        weight = weight.bfloat16().float()
-        data = narrow(weight)
+    if kind in NARROW:
+        weight = weight.to(NARROW[kind]).float()
+        data = narrow(weight, kind)
     elif kind != "float32":
         blocks = quantise_rows(weight, "int8" if kind == "int8" else "int4")
         data, weight = pack_tiles(blocks), blocks.dequantise()
     return describe_matrix(data, bias, kind, rows, columns), weight, (data, bias)
 
 
-def narrow(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix of bfloat16 numbers as the library wants it."""
+def narrow(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """A matrix of bfloat16 or float16 numbers as the library wants it."""
     library = find_library()
     assert library is not None
     rows = -(-weight.shape[0] // PANEL) * PANEL
-    data = torch.empty(rows * weight.shape[1], dtype=torch.bfloat16)
+    data = torch.empty(rows * weight.shape[1], dtype=NARROW[kind])
     assert library.narrow_rows(weight, data)
     return data
 
@@ -82,11 +83,12 @@ def test_a_row_alone_is_a_row_in_a_batch(library: Library, kind: str, threads: i
             assert torch.equal(library.multiply(matrix, x[:count]), alone[:count]), (name, count)
 
 
-def test_floats_keep_all_of_their_bits(library: Library) -> None:
-    """Products with bfloat16 numbers lose none of a float's 24 bits, and keep what is no number."""
+@pytest.mark.parametrize("kind", list(NARROW))
+def test_floats_keep_all_of_their_bits(library: Library, kind: str) -> None:
+    """Products with numbers of 16 bits lose none of a float's 24 bits, and keep what is no number."""
     generator = torch.Generator().manual_seed(2)
     weight = torch.eye(64)
-    matrix = describe_matrix(data := narrow(weight), None, "bfloat16", 64, 64)
+    matrix = describe_matrix(data := narrow(weight, kind), None, kind, 64, 64)
     x = torch.randn(21, 64, generator=generator) * 10.0 ** torch.randint(-20, 20, (21, 64), generator=generator)
     x[3, :4] = torch.tensor([3.4028e38, -3.4028e38, 0.0, -0.0])
     strange = torch.randn(3, 64, generator=generator)
@@ -99,17 +101,70 @@ def test_floats_keep_all_of_their_bits(library: Library) -> None:
     assert len(data)
 
 
-def test_only_bfloat16_numbers_are_narrowed(library: Library) -> None:
-    data = torch.empty(16 * 32, dtype=torch.bfloat16)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.integers(1, 70), blocks=st.integers(1, 5), num_rows=st.integers(1, 20), seed=st.integers(0, 1000))
+def test_numbers_of_16_bits_multiply_as_floats_do(
+    library: Library, rows: int, blocks: int, num_rows: int, seed: int
+) -> None:
+    """To the bit where every sum is exact, and between the kinds of 16 bits where sums are rounded."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = blocks * BLOCK
+    weight = torch.randint(-128, 129, (rows, columns), generator=generator) / 64
+    data = {"float32": weight, **{kind: narrow(weight, kind) for kind in NARROW}}
+    matrices = {kind: describe_matrix(numbers, None, kind, rows, columns) for kind, numbers in data.items()}
+    whole = torch.randint(-512, 513, (num_rows, columns), generator=generator) / 8
+    rounded = torch.randn(num_rows, columns, generator=generator)
+    for name in library.available:
+        library.use_instructions(name)
+        exact = [library.multiply(matrix, whole) for matrix in matrices.values()]
+        assert all(torch.equal(made, exact[0]) for made in exact), name
+        made = {kind: library.multiply(matrix, rounded) for kind, matrix in matrices.items()}
+        if name != "amx":  # its sums are of three numbers to a float
+            assert torch.equal(made["bfloat16"], made["float16"]), name
+
+
+LARGEST, LEAST = 65504.0, 2.0**-24  # of float16
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "wrong"),
+    [
+        ("bfloat16", [3e38, -1e-38, 2.0**-133], [1.0001, 1 + 2**-8]),
+        ("float16", [LARGEST, -LARGEST, LEAST, -1023 * LEAST, 2.0**-14, 1 + 2**-10], [65536.0, 65520.0, LEAST / 2]),
+        ("float16", [0.0, -0.0], [1.5 * LEAST, 1 + 2**-11, 2.0**-14 + 2**-25, -1e30]),
+    ],
+)
+def test_only_numbers_that_16_bits_hold_are_narrowed(
+    library: Library, kind: str, held: list[float], wrong: list[float]
+) -> None:
+    data = torch.empty(16 * 32, dtype=NARROW[kind])
     weight = torch.ones(5, 32)
+    weight[1, : len(held)] = weight[4, -len(held) :] = torch.tensor(held).to(NARROW[kind]).float()
     assert library.narrow_rows(weight, data)
-    for wrong in (1.0001, torch.inf, torch.nan):
-        weight[4, 31] = wrong
+    matrix = describe_matrix(data, None, kind, 5, 32)
+    assert torch.equal(library.read_rows(matrix, torch.arange(5)).view(torch.int32), weight.view(torch.int32))
+    for number in (*wrong, torch.inf, -torch.inf, torch.nan):
+        weight[4, 31] = number
         assert not library.narrow_rows(weight, data)
     with pytest.raises(SettingError, match="no place for 17 rows"):
         library.narrow_rows(torch.ones(17, 32), data)
-    with pytest.raises(SettingError, match="no bfloat16 matrix"):
-        describe_matrix(data, None, "bfloat16", 16, 31)
+    with pytest.raises(SettingError, match="float32 are no place"):
+        library.narrow_rows(weight, torch.empty(8 * 32))
+    with pytest.raises(SettingError, match=f"no {kind} matrix"):
+        describe_matrix(data, None, kind, 16, 31)
+
+
+def test_every_float16_is_widened_alike(library: Library) -> None:
+    """All finite ones, subnormal ones among them, times one."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    numbers = every.where(every.isfinite(), torch.zeros((), dtype=torch.float16)).float().view(2048, 32)
+    matrix = describe_matrix(data := narrow(numbers, "float16"), None, "float16", 2048, 32)
+    for name in library.available:
+        library.use_instructions(name)
+        for num_rows in (1, 5):
+            made = library.multiply(matrix, torch.eye(32)[:num_rows])
+            assert torch.equal(made, numbers.T[:num_rows]), (name, num_rows)
+    assert len(data)
 
 
 @pytest.mark.parametrize("kind", KINDS)

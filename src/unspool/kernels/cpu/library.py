@@ -14,9 +14,9 @@ import torch
 
 from unspool.errors import ResourceError, SettingError
 from unspool.kernels.cpu.marks import Marks
-from unspool.kernels.cpu.structures import CJob, CMatrix, CModel, CSteps, count_narrow_bytes, point
+from unspool.kernels.cpu.structures import NARROW, CJob, CMatrix, CModel, CSteps, count_narrow_bytes, number_kind, point
 
-ABI: Final = 21
+ABI: Final = 22
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -63,7 +63,7 @@ class Library:
         handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at, ctypes.c_int32]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
-        handle.us_narrow_rows.argtypes = [at, ctypes.c_int32, ctypes.c_int32, at]
+        handle.us_narrow_rows.argtypes = [at, *(ctypes.c_int32,) * 3, at]
         handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
         handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
         self.threads = count_threads()
@@ -104,11 +104,14 @@ class Library:
         return y
 
     def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
-        """Lay a float32 matrix out in tiles of bfloat16; whether every number is finite and none was rounded."""
+        """Lay a float32 matrix out in tiles of out's dtype, bfloat16 or float16; whether every number is finite and
+        none was rounded."""
         rows, columns = weight.shape
-        if weight.dtype != torch.float32 or out.nbytes != count_narrow_bytes(rows, columns):
-            raise SettingError(f"{out.nbytes} bytes are no place for {rows} rows of {columns} numbers of bfloat16")
-        return bool(self._handle.us_narrow_rows(point(weight), rows, columns, point(out)))
+        fits = out.dtype in NARROW and out.nbytes == count_narrow_bytes(rows, columns)
+        if weight.dtype != torch.float32 or not fits:
+            raise SettingError(f"{out.nbytes} bytes of {out.dtype} are no place for {rows} rows of {columns} numbers")
+        kind = number_kind(NARROW[out.dtype])
+        return bool(self._handle.us_narrow_rows(point(weight), rows, columns, kind, point(out)))
 
     def read_rows(self, matrix: CMatrix, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a matrix as numbers: (count, columns) float32."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 
@@ -13,10 +13,14 @@ from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.supers import AnyKind
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-_KINDS: Final = {"float32": 0, "int8": 1, "int4": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "q5": 6, "bfloat16": 7}
-_FLOATS: Final = frozenset(("float32", "bfloat16"))  # kinds whose activations are not rounded
-PANEL: Final = 16  # output rows of a tile of bfloat16; US_PANEL
-_NAMES: Final = {number: name for name, number in _KINDS.items()}
+_NAMES: Final = ("float32", "int8", "int4", "q4_k", "q5_k", "q6_k", "q5", "bfloat16", "float16")  # us_kind
+_KINDS: Final = {name: number for number, name in enumerate(_NAMES)}
+FloatKind = Literal["float32", "bfloat16", "float16"]
+"""Kinds whose activations are not rounded."""
+_FLOATS: Final = frozenset(get_args(FloatKind))
+NARROW: Final[dict[torch.dtype, FloatKind]] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""Dtypes of exact copies, and what the library calls them; the first one that is exact is taken."""
+PANEL: Final = 16  # output rows of a tile of numbers of 16 bits; US_PANEL
 _SCALES: Final = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 
@@ -187,15 +191,20 @@ def point(tensor: torch.Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
+def number_kind(kind: AnyKind | FloatKind) -> int:
+    """The number of a kind of matrices; us_kind."""
+    return _KINDS[kind]
+
+
 def count_narrow_bytes(rows: int, columns: int) -> int | None:
-    """The bytes of a matrix of bfloat16; None if its columns are not whole tiles."""
+    """The bytes of a matrix of numbers of 16 bits; None if its columns are not whole tiles."""
     return None if columns % BLOCK else 2 * -(-rows // PANEL) * PANEL * columns
 
 
-def _count_bytes(kind: AnyKind | Literal["float32", "bfloat16"], rows: int, columns: int) -> int | None:
+def _count_bytes(kind: AnyKind | FloatKind, rows: int, columns: int) -> int | None:
     if kind == "float32":
         return 4 * rows * columns
-    if kind == "bfloat16":
+    if kind == "bfloat16" or kind == "float16":
         return count_narrow_bytes(rows, columns)
     return count_tile_bytes(kind, rows, columns)
 
@@ -203,7 +212,7 @@ def _count_bytes(kind: AnyKind | Literal["float32", "bfloat16"], rows: int, colu
 def describe_matrix(
     data: torch.Tensor,
     bias: torch.Tensor | None,
-    kind: AnyKind | Literal["float32", "bfloat16"],
+    kind: AnyKind | FloatKind,
     rows: int,
     columns: int,
     rest: CMatrix | None = None,

@@ -19,10 +19,10 @@ from unspool.models.decoder.views import AttentionViews
 from unspool.models.native import ModelConfig, NativeModel
 from unspool.models.paths.captured import CapturedSteps, explain_no_capture
 from unspool.models.paths.compiled import UNREAD, CompiledSteps, explain_no_compile
-from unspool.models.paths.library import LibraryPath, WithLibrary
+from unspool.models.paths.library import PACKING_LIMIT, LibraryPath, WithLibrary
 from unspool.models.paths.library_model import DescribedModel, explain_no_library
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
-from unspool.models.paths.plain import PACKING_LIMIT, PlainPass
+from unspool.models.paths.plain import PlainPass
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Want
@@ -105,17 +105,6 @@ class Decoder(WithLibrary, NativeModel):
             model._compiled, model._compiled_as = {}, key
             self._compiled[key] = model
         return self._compiled[key]
-
-    @property
-    def packs_for_batches(self) -> bool:
-        """Whether steps on a CPU may keep a second copy of the weights: in half of the bytes where that is exact, and
-        laid out for several rows."""
-        return self._packs
-
-    @packs_for_batches.setter
-    def packs_for_batches(self, is_on: bool) -> None:
-        self._packs = is_on
-        self._refresh()
 
     def get_input_embeddings(self) -> AnyEmbedding:
         return self.weights.embedding

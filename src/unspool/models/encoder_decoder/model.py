@@ -26,6 +26,8 @@ from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.native import ModelConfig, take_last
 from unspool.models.paths.captured import explain_no_capture
 from unspool.models.paths.captured_pair import CapturedPairSteps
+from unspool.models.paths.library import PACKING_LIMIT
+from unspool.models.paths.library_encoder import EncoderProducts, Multiply, multiply_plainly
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
@@ -43,6 +45,7 @@ class EncoderDecoder(CalledPair):
     """
 
     weights: EncoderDecoderWeights
+    _SETTINGS = ("generation_config", "packs_for_batches")
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class EncoderDecoder(CalledPair):
         self.weights = weights
         self.info = spec.describe()
         self.config = ModelConfig(**{**config, **spec.name_values()})
+        self._packs = self.weights_bytes <= PACKING_LIMIT
         self._refresh()
 
     def _refresh(self) -> None:
@@ -69,6 +73,11 @@ class EncoderDecoder(CalledPair):
         self._biases = None
         if spec.relative is not None:
             self._biases = DistanceBiases(spec.relative, weights.encoder.biases, weights.decoder.biases)
+        linears = [
+            matrix for layer in weights.encoder.layers for matrix in (layer.qkv, layer.out, layer.up, layer.down)
+        ]
+        linears += [cross.kv for cross in weights.decoder.crosses]
+        self._products = EncoderProducts(linears, narrows=self._packs and self.device.type == "cpu")
         self.paths = self._list_paths()
 
     def _list_paths(self) -> list[Path]:
@@ -83,7 +92,8 @@ class EncoderDecoder(CalledPair):
         why = explain_unread(spec.describe_decoder(), self.device, self.dtype)
         if why is not None:
             return [ClosedPath("library", why)]
-        described = DescribedPair(spec, self.weights, self._views, self._decoder_positions, self._biases)
+        positions, biases = self._decoder_positions, self._biases
+        described = DescribedPair(spec, self.weights, self._views, positions, biases, narrows=self._packs)
         return [PairLibraryPath(spec, described)]
 
     @property
@@ -121,10 +131,12 @@ class EncoderDecoder(CalledPair):
         hidden, attentions = [], []
         ragged = None if want.hidden_states or want.attentions else self._find_ragged(lengths, length)
         x = x if ragged is None else ragged.take(x)[None]
+        multiply = self._products.choose(x.shape[0] * x.shape[1])
         for index, layer in enumerate(stack.layers):
             if want.hidden_states:
                 hidden.append(x)
-            x, weights = self._encode_layer(layer, x, masks[min(index, len(masks) - 1)], want.attentions, ragged)
+            mask = masks[min(index, len(masks) - 1)]
+            x, weights = self._encode_layer(layer, x, mask, want.attentions, ragged, multiply)
             if weights is not None:
                 attentions.append(weights)
         x = stack.final_norm(x) if stack.final_norm is not None else x
@@ -174,18 +186,24 @@ class EncoderDecoder(CalledPair):
         return [torch.where(visible, bias, -torch.inf) for bias in biases]
 
     def _encode_layer(
-        self, layer: Layer, x: torch.Tensor, mask: torch.Tensor | None, want_weights: bool, ragged: Ragged | None
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+        want_weights: bool,
+        ragged: Ragged | None,
+        multiply: Multiply,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One block; of `ragged` sources only the real tokens are given, as those of one row."""
         stack, scale = self.spec.encoder, self.spec.encoder.attention_scale
         assert layer.attn_norm is not None
-        qkv = layer.qkv(self._enter(layer.attn_norm, x))
+        qkv = multiply(layer.qkv, self._enter(layer.attn_norm, x))
         qkv = _split_heads(qkv if ragged is None else ragged.fill(qkv[0]), 3, stack)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         read, weights = attend(q, k, v, scale=scale, mask=mask, want_weights=want_weights)
         read = read.transpose(1, 2).flatten(2)
-        x = self._leave(layer.attn_norm, x, layer.out(read if ragged is None else ragged.take(read)[None]))
-        return self._feed(layer, x), weights
+        made = multiply(layer.out, read if ragged is None else ragged.take(read)[None])
+        return self._feed(layer, self._leave(layer.attn_norm, x, made), multiply), weights
 
     # --- caches --------------------------------------------------------------------------------------
     def new_cache(
@@ -208,8 +226,9 @@ class EncoderDecoder(CalledPair):
         cross.begin(rows, length, encoded.lengths, self.device)
         ragged = self._find_ragged(encoded.lengths, length)
         states = encoded.states if ragged is None else ragged.take(encoded.states)
+        multiply = self._products.choose(states.numel() // states.shape[-1])
         for index, layer in enumerate(self.weights.decoder.crosses):
-            kv = layer.kv(states)
+            kv = multiply(layer.kv, states)
             cross.write(index, _split_heads(kv if ragged is None else ragged.fill(kv), 2, self.spec.decoder))
         cross.end()
         return cross
@@ -338,15 +357,15 @@ class EncoderDecoder(CalledPair):
         """The states after a part of a block."""
         return x + made if self.spec.is_norm_first else norm(x + made)
 
-    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    def _feed(self, layer: Layer, x: torch.Tensor, multiply: Multiply = multiply_plainly) -> torch.Tensor:
         assert layer.ffn_norm is not None
-        up = layer.up(self._enter(layer.ffn_norm, x))
+        up = multiply(layer.up, self._enter(layer.ffn_norm, x))
         if self.spec.is_gated:
             gate, value = up.chunk(2, dim=-1)
             up = self._activate(gate).mul_(value)
         else:
             up = self._activate(up)
-        return self._leave(layer.ffn_norm, x, layer.down(up))
+        return self._leave(layer.ffn_norm, x, multiply(layer.down, up))
 
 
 def _split_heads(x: torch.Tensor, parts: int, stack: StackSpec) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from unspool.cache import Cache, Span
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import CHUNK
+from unspool.kernels.cpu.structures import FloatKind
 from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
@@ -27,8 +28,14 @@ from unspool.shortage import explain_shortage
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
 _MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK, "amx": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
-# Of one text: products with copies in bfloat16 are faster than torch's; attention over many keys is not.
-_MOST_NARROW: Final = {"amx": sys.maxsize, "avx512": 256}
+# Of one text: products with copies in 16 bits are faster than torch's; attention over many keys is not.
+_MOST_NARROW: Final[dict[tuple[str, FloatKind], int]] = {
+    ("amx", "bfloat16"): sys.maxsize,
+    ("amx", "float16"): 256,
+    ("avx512", "bfloat16"): 256,
+    ("avx512", "float16"): 256,
+}
+PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy is kept
 
 
 class LibraryPath:
@@ -45,7 +52,7 @@ class LibraryPath:
         self.most_float: int | None = None  # tokens of a pass over plain floats; None: weights are quantised
         if not isinstance(weights.layers[0].up, PackedLinear):
             self.most_float = _MOST_FLOAT.get(library.instructions, _MOST_FLOAT_ELSEWHERE)
-        self._most_narrow = _MOST_NARROW.get(library.instructions, 0)
+        self._instructions = library.instructions
 
     def run(self, new: Pass) -> Forward | str:
         """Read the tokens in one call, and advance the cache; or why it can't be one call."""
@@ -101,10 +108,12 @@ class LibraryPath:
         """Why torch's operators are as fast for so many tokens of each row; None if the library is faster."""
         if self.most_float is None or sum(counts) <= self.most_float:
             return None
-        if not self._most_narrow or not self._described.is_narrow:
+        kind = self._described.narrow_kind
+        most = _MOST_NARROW.get((self._instructions, kind), 0) if kind is not None else 0
+        if not most:
             return f"torch's products of plain numbers are as fast for more than {self.most_float} tokens"
-        if max(counts) > self._most_narrow:
-            return f"torch's products and attention are as fast for more than {self._most_narrow} tokens of a text"
+        if max(counts) > most:
+            return f"torch's products and attention are as fast for more than {most} tokens of a text"
         return None
 
     # --- what differs in models with an encoder ---------------------------------------------------------
@@ -122,6 +131,23 @@ class LibraryPath:
 
 class WithLibrary(WithPaths):
     """What models share whose passes the CPU library may run."""
+
+    _packs: bool  # set before the paths are listed
+
+    @property
+    def packs_for_batches(self) -> bool:
+        """Whether steps on a CPU may keep a second copy of the weights: in half of the bytes where that is exact, and
+        laid out for several rows."""
+        return self._packs
+
+    @packs_for_batches.setter
+    def packs_for_batches(self, is_on: bool) -> None:
+        self._packs = is_on
+        self._refresh()
+
+    @abstractmethod
+    def _refresh(self) -> None:
+        """Make again what follows from the weights and settings."""
 
     @abstractmethod
     def _begin(self, cache: Cache, rows: int, num_new: int, counts: Sequence[int] | None) -> Span:

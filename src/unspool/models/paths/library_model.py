@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -10,12 +10,21 @@ import torch
 from unspool.errors import SettingError
 from unspool.kernels.alibi import alibi_slopes
 from unspool.kernels.cpu import find_library, why_missing
-from unspool.kernels.cpu.structures import CLayer, CMatrix, CModel, CNorm, describe_matrix, point
+from unspool.kernels.cpu.structures import (
+    NARROW,
+    CLayer,
+    CMatrix,
+    CModel,
+    CNorm,
+    FloatKind,
+    describe_matrix,
+    point,
+)
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.mixture import Mixture
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
 from unspool.models.decoder.views import AttentionViews
-from unspool.models.paths.library_narrow import NarrowCopies
+from unspool.models.paths.library_narrow import NarrowCopies, Product
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -161,21 +170,48 @@ class DescribedModel:
             scale=spec.scale_of(index),
             is_halved=layer.is_halved,
             sinks=point(layer.sinks),
-            **_describe_mixture(layer.mixture),
+            **self._describe_mixture(layer.mixture),
         )
+
+    def _describe_mixture(self, mixture: Mixture | None) -> dict[str, Any]:
+        """The fields of a layer that has experts."""
+        if mixture is None:
+            return {}
+        described: dict[str, Any] = {
+            "is_mixed": True,
+            "router": describe_rows(mixture.router),
+            "choice_bias": point(mixture.choice_bias),
+            "shared_gate": point(mixture.shared_gate.weight) if mixture.shared_gate is not None else None,
+        }
+        if mixture.shared_up is not None and mixture.shared_down is not None:
+            described["shared_up"] = self._describe_product(mixture.shared_up)
+            described["shared_down"] = self._describe_product(mixture.shared_down)
+        return described
+
+    def _list_products(self) -> Iterator[Product]:
+        """The matrices that are multiplied by, all but routers."""
+        gates = 2 if self._spec.is_gated else 1
+        for layer in self._weights.layers:
+            mixture, experts = layer.mixture, 1
+            if self._spec.mixture is not None and mixture is not None:
+                experts = self._spec.mixture.num_experts
+                if mixture.shared_up is not None and mixture.shared_down is not None:
+                    yield from ((mixture.shared_up, gates), (mixture.shared_down, 1))
+            yield from ((layer.qkv, 1), (layer.out, 1), (layer.up, gates * experts), (layer.down, experts))
+        yield self._weights.head, 1
 
     def _describe_product(self, linear: AnyLinear) -> CMatrix:
         """The C struct of a matrix that is multiplied by: of its copy, if there is one."""
         copy = self._narrow.find(linear.weight) if self._narrow is not None and isinstance(linear, Linear) else None
         if copy is None:
             return describe_rows(linear)
-        return describe_matrix(copy, linear.bias, "bfloat16", *linear.weight.shape)
+        return describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether every product reads a copy in half of the bytes."""
+    def narrow_kind(self) -> FloatKind | None:
+        """What the copies are that every product reads; None if not all of them do."""
         self._follow_moves()
-        return self._narrow is not None and self._narrow.is_whole
+        return None if self._narrow is None else self._narrow.kind
 
     def _follow_moves(self) -> None:
         """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
@@ -189,7 +225,7 @@ class DescribedModel:
                 "weights of this model were given another shape, dtype or device in place; load the model again, or "
                 "use model.to()"
             )
-        self._narrow = NarrowCopies(self._spec, self._weights) if self._may_narrow else None
+        self._narrow = NarrowCopies(list(self._list_products())) if self._may_narrow else None
         self._may_narrow = False
         self._describe()
 
@@ -235,21 +271,6 @@ def _describe_sizes(mixture: MixtureSpec | None) -> dict[str, Any]:
         "gate_gain": mixture.gate_gain,
         "gate_limit": mixture.gate_limit or 0.0,
     }
-
-
-def _describe_mixture(mixture: Mixture | None) -> dict[str, Any]:
-    """The fields of a layer that has experts."""
-    if mixture is None:
-        return {}
-    described: dict[str, Any] = {
-        "is_mixed": True,
-        "router": describe_rows(mixture.router),
-        "choice_bias": point(mixture.choice_bias),
-        "shared_gate": point(mixture.shared_gate.weight) if mixture.shared_gate is not None else None,
-    }
-    if mixture.shared_up is not None and mixture.shared_down is not None:
-        described |= {"shared_up": describe_rows(mixture.shared_up), "shared_down": describe_rows(mixture.shared_down)}
-    return described
 
 
 def _describe_form(tensor: torch.Tensor) -> tuple[Any, ...]:

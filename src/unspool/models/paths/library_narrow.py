@@ -1,58 +1,56 @@
-"""Copies of a decoder's float32 matrices in half of the bytes: bfloat16, if every number is one.
+"""Copies of a decoder's float32 matrices in half of the bytes: bfloat16 or float16, if every number is one.
 
-Most checkpoints are stored in bfloat16 and read into float32. What memory gives in a second then bounds a step, and a
-product that reads the copy takes half of the time. It is as exact: products of the numbers are, and sums are float32.
+Most checkpoints are stored in one of them and read into float32. What memory gives in a second then bounds a step, and
+a product that reads the copy takes half of the time. It is as exact: products of the numbers are, and sums are float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from unspool.kernels.cpu import BLOCK, find_library
+from unspool.kernels.cpu import BLOCK, Library, find_library
 from unspool.kernels.cpu.pages import Arena, count_arena_bytes
-from unspool.kernels.cpu.structures import PANEL
-from unspool.models.decoder.layers import DecoderWeights
-from unspool.models.decoder.spec import DecoderSpec
+from unspool.kernels.cpu.structures import NARROW, PANEL, FloatKind
 from unspool.models.weights import Linear
 
 _FIRST: Final = 256  # numbers that show most matrices which are not exact
 _find_version = attrgetter("_version")
+Product = tuple[Any, int]
+"""A matrix that is multiplied by, and of how many parts it is: those begin at tiles of their own."""
 
 
 class NarrowCopies:
     """The copies, and what is watched so that none outlives a change of its matrix."""
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights) -> None:
+    def __init__(self, products: Sequence[Product]) -> None:
         self._copies: dict[int, torch.Tensor] = {}  # by the address of the matrix
         self._watched: list[torch.Tensor] = []
         library = find_library()
-        products = list(_list_products(spec, weights))
-        found = [
-            linear.weight
-            for linear, parts in products
-            if isinstance(linear, Linear) and _may_be_exact(linear.weight, parts)
-        ]
-        if library is None:
-            found = []
-        arena = Arena(count_arena_bytes([2 * _count_numbers(weight) for weight in found]))
-        for weight in found:
-            if weight.data_ptr() not in self._copies:
-                copy = arena.take(torch.Size([_count_numbers(weight)]), torch.bfloat16)
-                assert library is not None
-                if library.narrow_rows(weight.detach(), copy):
-                    self._copies[weight.data_ptr()] = copy
-                    self._watched.append(weight)
-                else:
-                    arena.give_back(copy)
-        self.is_whole = all(
-            isinstance(linear, Linear) and self.find(linear.weight) is not None for linear, _ in products
-        )
-        """Whether every product has its copy."""
+        found = [] if library is None else _find_candidates(products)
+        arena = Arena(count_arena_bytes([2 * _count_numbers(weight) for weight, _ in found]))
+        for weight, dtypes in found:
+            assert library is not None
+            copy = _copy(library, weight, dtypes, arena)
+            if copy is not None:
+                self._copies[weight.data_ptr()] = copy
+                self._watched.append(weight)
+        self._kinds = {self._find_kind(linear) for linear, _ in products}
         self._versions = self._find_versions()
+
+    @property
+    def kind(self) -> FloatKind | None:
+        """What all products read, if every one has its copy: float16 if one of them does."""
+        if None in self._kinds or not self._kinds:
+            return None
+        return "float16" if "float16" in self._kinds else "bfloat16"
+
+    def _find_kind(self, linear: Any) -> FloatKind | None:
+        copy = self.find(linear.weight) if isinstance(linear, Linear) else None
+        return None if copy is None else NARROW[copy.dtype]
 
     def find(self, weight: torch.Tensor) -> torch.Tensor | None:
         """The copy of a matrix, if there is one."""
@@ -66,13 +64,23 @@ class NarrowCopies:
         return list(map(_find_version, self._watched))
 
 
-def _list_products(spec: DecoderSpec, weights: DecoderWeights) -> Iterator[tuple[object, int]]:
-    """Matrices that are multiplied by, and of how many parts each is: those begin at tiles of their own."""
-    gates = 2 if spec.is_gated else 1
-    for layer in weights.layers:
-        experts = spec.mixture.num_experts if spec.mixture is not None and layer.mixture is not None else 1
-        yield from ((layer.qkv, 1), (layer.out, 1), (layer.up, gates * experts), (layer.down, experts))
-    yield weights.head, 1
+def _find_candidates(products: Sequence[Product]) -> list[tuple[torch.Tensor, list[torch.dtype]]]:
+    """The matrices that may have a copy, each once, and of which dtypes."""
+    found: dict[int, tuple[torch.Tensor, list[torch.dtype]]] = {}
+    for linear, parts in products:
+        if isinstance(linear, Linear) and (dtypes := _list_dtypes(linear.weight, parts)):
+            found[linear.weight.data_ptr()] = linear.weight, dtypes
+    return list(found.values())
+
+
+def _copy(library: Library, weight: torch.Tensor, dtypes: Sequence[torch.dtype], arena: Arena) -> torch.Tensor | None:
+    """The copy of a matrix in the first of the dtypes that holds all of its numbers."""
+    for dtype in dtypes:
+        copy = arena.take(torch.Size([_count_numbers(weight)]), dtype)
+        if library.narrow_rows(weight.detach(), copy):
+            return copy
+        arena.give_back(copy)
+    return None
 
 
 def _count_numbers(weight: torch.Tensor) -> int:
@@ -80,11 +88,12 @@ def _count_numbers(weight: torch.Tensor) -> int:
     return -(-weight.shape[0] // PANEL) * PANEL * weight.shape[1]
 
 
-def _may_be_exact(weight: torch.Tensor, parts: int) -> bool:
-    """Whether a contiguous float32 matrix fits tiles, its first numbers are bfloat16, and changes would be noticed."""
+def _list_dtypes(weight: torch.Tensor, parts: int) -> list[torch.dtype]:
+    """The dtypes that hold the first numbers of a contiguous float32 matrix; none if it does not fit tiles, or changes
+    would not be noticed."""
     if weight.dtype != torch.float32 or not weight.is_contiguous() or weight.is_inference():
-        return False
+        return []
     if weight.shape[1] % BLOCK or (parts > 1 and weight.shape[0] % (PANEL * parts)):
-        return False
+        return []
     first = weight.detach().view(-1)[:_FIRST]
-    return torch.equal(first.bfloat16().float(), first)
+    return [dtype for dtype in NARROW if torch.equal(first.to(dtype).float(), first)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from unspool.cache import Cache, Span
 from unspool.models.decoder.views import AttentionViews
 from unspool.models.encoder_decoder.caches import check_pair
@@ -10,7 +12,8 @@ from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTab
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 from unspool.models.paths.library import LibraryPath
 from unspool.models.paths.library_keys import LibraryKeys, find_keys, find_sources
-from unspool.models.paths.library_model import DescribedModel, describe_norm, describe_rows
+from unspool.models.paths.library_model import DescribedModel, describe_norm
+from unspool.models.paths.library_narrow import Product
 from unspool.models.weights import find_addresses
 
 _ENDLESS = 1 << 30  # positions of a model without a table of them
@@ -26,11 +29,13 @@ class DescribedPair(DescribedModel):
         views: AttentionViews,
         positions: PositionTable,
         biases: DistanceBiases | None,
+        *,
+        narrows: bool = False,
     ) -> None:
         self._pair, self._crosses = spec, weights.decoder.crosses
         self._position_table, self._biases = positions, biases
         self.own = take_decoder(weights)  # `_extend_tables` does the positions
-        super().__init__(spec.describe_decoder(), self.own, views, beside=self._crosses)
+        super().__init__(spec.describe_decoder(), self.own, views, beside=self._crosses, narrows=narrows)
 
     def _describe(self) -> None:
         super()._describe()
@@ -39,7 +44,12 @@ class DescribedPair(DescribedModel):
         self._model.head_scale = self._pair.head_scale
         for layer, cross in zip(self._layers, self._crosses, strict=True):
             layer.cross_norm = describe_norm(cross.norm)
-            layer.cross_q, layer.cross_out = describe_rows(cross.q), describe_rows(cross.out)
+            layer.cross_q, layer.cross_out = self._describe_product(cross.q), self._describe_product(cross.out)
+
+    def _list_products(self) -> Iterator[Product]:
+        for cross in self._crosses:
+            yield from ((cross.q, 1), (cross.out, 1))
+        yield from super()._list_products()
 
     def _extend_tables(self, stop: int) -> None:
         self._room, self._tables = _ENDLESS, []

@@ -29,7 +29,6 @@ from unspool.models.paths.path import Pass
 from unspool.models.weights import AnyLinear, Linear
 from unspool.protocols import Forward, Want
 
-PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy, packed for batches, is kept
 _PACKED_ROWS: Final = 8  # the batch that packed weights are laid out for; others read them as well
 _MOST_POSITIONS: Final = 64  # rows times tokens of a step that reads packed weights
 

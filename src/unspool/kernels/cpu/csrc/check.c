@@ -66,7 +66,7 @@ static void multiply(void *argument, const char *set, float *y) {
 
 static void check_product(void) {
     product p = {.num_rows = 1 + below(below(2) ? 9 : 40), .threads = 1 + below(3)};
-    const int32_t kind = below(8), columns = kind == US_F32 ? 1 + below(200) : count_columns(kind) * (1 + below(is_super(kind) ? 2 : 6));
+    const int32_t kind = below(9), columns = kind == US_F32 ? 1 + below(200) : count_columns(kind) * (1 + below(is_super(kind) ? 2 : 6));
     p.matrix = random_mixture(kind, 1 + below(50), columns, below(2));
     p.x = keep(floats((size_t)p.num_rows * columns, 1.0f));
     for_each_set(multiply, &p, "a product", (size_t)p.num_rows * p.matrix.rows, 1e-5f);
@@ -183,7 +183,7 @@ static void check_run(void) {
     us_model *m = &w.model;
     us_job *job = &w.job;
     const int32_t group = 1 + below(9), widths[] = {8, 16, 64, 80};
-    const int32_t kind = below(8), norm = below(2), bias = below(2), width = is_super(kind) ? US_SUPER : 32;
+    const int32_t kind = below(9), norm = below(2), bias = below(2), width = is_super(kind) ? US_SUPER : 32;
     m->num_layers = 1 + below(2);
     m->num_kv_heads = 1 + below(3);
     m->num_heads = m->num_kv_heads * group;

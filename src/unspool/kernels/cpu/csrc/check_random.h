@@ -35,18 +35,21 @@ static void let_go(void) {
 }
 
 static int is_super(int32_t kind) { return kind == US_K4 || kind == US_K5 || kind == US_K6; }
-static int is_float(int32_t kind) { return kind == US_F32 || kind == US_BF16; }
+static int is_float(int32_t kind) { return kind == US_F32 || kind == US_BF16 || kind == US_F16; }
 static int32_t count_columns(int32_t kind) { return kind == US_F32 ? 1 : is_super(kind) ? US_SUPER : US_BLOCK; }
 
 static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
     us_matrix m = {.kind = kind, .rows = rows, .columns = columns};
     const float scale = 1.0f / sqrtf((float)columns);
     if (kind == US_F32) m.data = keep(floats((size_t)rows * columns, scale));
-    else if (kind == US_BF16) {
+    else if (kind == US_BF16 || kind == US_F16) {
         float *numbers = floats((size_t)rows * columns, scale);
-        for (size_t i = 0; i < (size_t)rows * columns; i++) memset(numbers + i, 0, 2);
+        for (size_t i = 0; i < (size_t)rows * columns; i++) {
+            if (kind == US_BF16) memset(numbers + i, 0, 2);
+            else numbers[i] = rintf(numbers[i] * 0x1p12f) * 0x1p-12f;
+        }
         uint16_t *p = keep(get(sizeof(uint16_t) * (size_t)(rows + US_PANEL - 1) / US_PANEL * US_PANEL * columns));
-        if (!us_narrow_rows(numbers, rows, columns, p)) abort();
+        if (!us_narrow_rows(numbers, rows, columns, kind, p)) abort();
         free(numbers);
         m.data = p;
     } else {

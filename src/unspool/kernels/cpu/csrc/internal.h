@@ -237,7 +237,7 @@ typedef struct {
     int8_t *quants;                          /* activations as int8, */
     float *normed, *scales, *sums;           /* as floats, their scales and scaled sums, */
     int32_t *offsets;                        /* and two numbers to a scale (tiles.h), */
-    uint16_t *pieces;                        /* or in three numbers of bfloat16 each (narrow.h): one set for all, */
+    uint16_t *pieces;                        /* or as narrow.h lays them out: one set for all, */
     size_t quants_size, normed_size, scales_size, pieces_size; /* or one a thread, this far apart (elements) */
     size_t bytes;
 } us_scratch;
@@ -253,22 +253,26 @@ static inline int32_t us_count_parts(int32_t num_tokens, int32_t kv_heads, int32
     return threads > 1 && (int64_t)num_tokens * kv_heads < 4 * (int64_t)threads ? (most_keys + US_PART - 1) / US_PART : 0;
 }
 
+/* Whether a matrix lies in tiles of numbers of 16 bits (narrow.h). */
+static inline int us_is_narrow(int32_t kind) { return kind == US_BF16 || kind == US_F16; }
+
 /* Whether activations are multiplied as they are, and not as int8. */
-static inline int us_is_float(int32_t kind) { return kind == US_F32 || kind == US_BF16; }
+static inline int us_is_float(int32_t kind) { return kind == US_F32 || us_is_narrow(kind); }
 
 /* Output rows that lie side by side: threads share these out. */
-static inline int32_t us_tile_rows(int32_t kind) { return kind == US_BF16 ? US_PANEL : US_TILE; }
+static inline int32_t us_tile_rows(int32_t kind) { return us_is_narrow(kind) ? US_PANEL : US_TILE; }
 
 /* Bytes of 8 rows of 32 columns: one block of a tile. A super-block of 8 blocks has eight times as many. */
 static inline size_t us_block_bytes(int32_t kind) {
-    static const size_t bytes[] = {4 * 256, 16 + 256, 32 + 128, 144, 176, 210, 32 + 32 + 128, 2 * 256};
+    static const size_t bytes[] = {4 * 256, 16 + 256, 32 + 128, 144, 176, 210, 32 + 32 + 128, 2 * 256, 2 * 256};
     return bytes[kind];
 }
 
 /* Blocks that have a header of scales in common, in the kinds of supers.h. */
 static inline int32_t us_count_blocks(int32_t kind) { return kind == US_Q5 ? 1 : US_SUPER / US_BLOCK; }
 
-/* Numbers of bfloat16 that `count` activations are split into; the last tile of a pass is read as if it were whole. */
+/* Numbers of bfloat16 that `count` activations are split into for AMX; the last tile of a pass is read as if it were whole.
+ * Elsewhere the room of two is one float. */
 static inline size_t us_count_pieces(size_t count) { return 3 * count + US_PANEL * US_BLOCK; }
 
 /* One row of a tile's super-block: codes, and what they are multiplied by. */

@@ -93,7 +93,7 @@ int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_
 
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows) {
     const int64_t columns = matrix->columns, blocks = columns / US_BLOCK;
-    if (matrix->kind == US_BF16) return (int64_t)(sizeof(uint16_t) * us_count_pieces((size_t)(num_rows * columns)));
+    if (us_is_narrow(matrix->kind)) return (int64_t)(sizeof(uint16_t) * us_count_pieces((size_t)(num_rows * columns)));
     return ((num_rows * columns + 63) & ~(int64_t)63) + num_rows * blocks * (int64_t)(2 * sizeof(float) + 2 * sizeof(int32_t));
 }
 
@@ -326,22 +326,50 @@ static void read_super_row(const us_matrix *matrix, int32_t row, float *out) {
     }
 }
 
-/* Where a number lies in tiles of bfloat16. */
-static size_t find_narrow(int32_t row, int32_t column, int32_t columns) {
-    const size_t panel = (size_t)(row / US_PANEL) * (size_t)columns + (size_t)(column & ~1);
-    return US_PANEL * panel + 2 * (size_t)(row % US_PANEL) + (size_t)(column & 1);
+/* Where a number lies in tiles of a kind of 16 bits. */
+static size_t find_narrow(int32_t kind, int32_t row, int32_t column, int32_t columns) {
+    const size_t panel = (size_t)(row / US_PANEL) * (size_t)columns, place = (size_t)(row % US_PANEL);
+    if (kind == US_F16) return US_PANEL * (panel + (size_t)column) + place;
+    return US_PANEL * (panel + (size_t)(column & ~1)) + 2 * place + (size_t)(column & 1);
 }
 
-int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, uint16_t *out) {
-    const int32_t padded = (count + US_PANEL - 1) / US_PANEL * US_PANEL;
-    uint32_t is_rounded = 0;
-    for (int32_t row = 0; row < padded; row++)
-        for (int32_t k = 0; k < columns; k++) {
-            uint32_t bits = 0;
-            if (row < count) memcpy(&bits, rows + (size_t)row * (size_t)columns + k, 4);
-            is_rounded |= (bits & 0xffff) || (bits & 0x7f800000) == 0x7f800000;
-            out[find_narrow(row, k, columns)] = (uint16_t)(bits >> 16);
+/* A tile's columns of one row as numbers of 16 bits; whether one was rounded. Without branches: compilers make vectors of it. */
+static uint32_t narrow_tile_row(const float *row, int32_t kind, uint16_t *out) {
+    uint32_t bits[US_BLOCK], is_rounded = 0;
+    memcpy(bits, row, sizeof bits);
+    if (kind == US_BF16) {
+        for (int i = 0; i < US_BLOCK; i++) {
+            is_rounded |= (bits[i] & 0xffff) | ((bits[i] & 0x7f800000) == 0x7f800000);
+            out[i] = (uint16_t)(bits[i] >> 16);
         }
+        return is_rounded;
+    }
+    for (int i = 0; i < US_BLOCK; i++) {
+        const uint32_t size = bits[i] & 0x7fffffff, is_small = size < 0x38800000; /* a subnormal float16, or none */
+        const uint32_t small = is_small ? size : 0;
+        float steps;
+        memcpy(&steps, &small, sizeof steps);
+        steps *= 0x1p24f; /* the least float16 */
+        const int32_t whole = (int32_t)steps;
+        is_rounded |= is_small ? (float)whole != steps : (size & 0x1fff) | (size >= 0x47800000);
+        out[i] = (uint16_t)((bits[i] >> 16 & 0x8000) | (is_small ? (uint32_t)whole : (size - 0x38000000) >> 13));
+    }
+    return is_rounded;
+}
+
+int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, int32_t kind, uint16_t *out) {
+    static const float zeros[US_BLOCK];
+    uint32_t is_rounded = 0;
+    for (int32_t panel = 0; panel < count; panel += US_PANEL)
+        for (int32_t k = 0; k < columns; k += US_BLOCK, out += US_PANEL * US_BLOCK)
+            for (int32_t row = 0; row < US_PANEL; row++) {
+                uint16_t made[US_BLOCK];
+                const float *from = panel + row < count ? rows + (size_t)(panel + row) * (size_t)columns + k : zeros;
+                is_rounded |= narrow_tile_row(from, kind, made);
+                uint16_t *to = out + (kind == US_F16 ? row : 2 * row); /* as find_narrow says */
+                for (int32_t i = 0; i < US_BLOCK && kind == US_F16; i++) to[US_PANEL * i] = made[i];
+                for (int32_t i = 0; i < US_BLOCK && kind == US_BF16; i += 2) memcpy(to + US_PANEL * i, made + i, 2 * sizeof *made);
+            }
     return !is_rounded;
 }
 
@@ -353,10 +381,12 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
             memcpy(out, (const float *)matrix->data + (size_t)row * columns, sizeof(float) * (size_t)columns);
             continue;
         }
-        if (matrix->kind == US_BF16) {
+        if (us_is_narrow(matrix->kind)) {
             for (int32_t k = 0; k < columns; k++) {
-                const uint32_t bits = (uint32_t)((const uint16_t *)matrix->data)[find_narrow(row, k, columns)] << 16;
-                memcpy(out + k, &bits, 4);
+                const uint16_t number = ((const uint16_t *)matrix->data)[find_narrow(matrix->kind, row, k, columns)];
+                const uint32_t bits = (uint32_t)number << 16;
+                if (matrix->kind == US_F16) out[k] = half_to_float(number);
+                else memcpy(out + k, &bits, 4);
             }
             continue;
         }

@@ -1,20 +1,31 @@
-/* Products with floats that bfloat16 holds: a matrix in half of the bytes. Included by products.h.
+/* Products with floats that 16 bits hold: a matrix in half of the bytes, of bfloat16 or of float16. Included by products.h.
  *
- * A panel is 16 output rows, a tile of it 32 columns: 16 pairs of columns of all its rows, 1 KB. So a word of 4 bytes has two
- * columns of one row, the first in its lower half, and a tile is what the matrix unit (AMX) multiplies by. Elsewhere an
- * activation is multiplied by a column of the panel at once. Every sum of a row and an output is made in the order of the
- * columns, whatever else is multiplied: a row has the same bits alone and in a batch.
+ * A panel is 16 output rows, a tile of it 32 columns, 1 KB. A tile of bfloat16 is 16 pairs of columns of all its rows: a word
+ * of 4 bytes has two columns of one row, the first in its lower half, so that a tile is what the matrix unit (AMX) multiplies
+ * by. In a tile of float16 columns lie one after the other: one instruction widens a vector of them. But for AMX an activation
+ * is multiplied by a column of the panel at once. Every sum of a row and an output is made in the order of the columns,
+ * whatever else is multiplied: a row has the same bits alone and in a batch.
  */
 #ifndef UNSPOOL_NARROW_H
 #define UNSPOOL_NARROW_H
 
-#define MADE (NARROW_P * US_PANEL) /* output rows that are made together */
+#if defined(US_AVX512)
+#define NARROW_TURN 8   /* rows that are multiplied together: 24 sums and three vectors of weights are in registers, */
+#define NARROW_PANELS 3 /* and panels */
+#elif defined(US_AVX2)
+#define NARROW_TURN 6
+#define NARROW_PANELS 2
+#else
+#define NARROW_TURN 4
+#define NARROW_PANELS 2
+#endif
+#define MADE (NARROW_PANELS * US_PANEL) /* output rows that have a place among results */
 
 /* Panels that are made together lie one behind the other, and so do the groups of them. */
 typedef struct {
     const uint8_t *first;
     size_t apart; /* bytes of a panel */
-    int32_t count;
+    int32_t count, kind;
 } panels;
 
 /* Ask for the share of a tile that this turn of `turns` brings into the second-level cache. */
@@ -23,8 +34,8 @@ INLINE void ask_share(const uint8_t *tile, int32_t turn, int32_t turns) {
 }
 
 #if defined(US_AMX)
-#define NARROW_M 16 /* rows of activations that are multiplied together, */
-#define NARROW_P 2  /* and panels */
+#define NARROW_M 16   /* rows of activations that are multiplied together at most, */
+#define UNIT_PANELS 2 /* and panels, by the matrix unit */
 
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((size_t)64) : "memory")
@@ -32,7 +43,7 @@ INLINE void ask_share(const uint8_t *tile, int32_t turn, int32_t turns) {
 #define TILE_ADD(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
 
 /* Give the registers their shapes: sums and activations of up to 16 rows, and a tile of weights. */
-static void begin_narrow(int32_t num_rows) {
+static void begin_unit(int32_t num_rows) {
     struct {
         uint8_t palette, start, unused[14];
         uint16_t bytes[16];
@@ -44,7 +55,7 @@ static void begin_narrow(int32_t num_rows) {
     }
     __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
 }
-static void end_narrow(void) { __asm__ volatile("tilerelease" ::); }
+static void end_unit(void) { __asm__ volatile("tilerelease" ::); }
 
 /* Write a row of floats as three numbers of bfloat16 each, whose sum it is: the upper halves of the float, of what is left,
  * and of what is left then. Rows lie in groups of 16: (groups, columns / 32, 3, rows of the group, 32). */
@@ -79,7 +90,7 @@ static void split_row(const float *x, int32_t columns, int32_t row, int32_t num_
 INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, const uint16_t *pieces, int32_t row, int32_t num_rows,
                               float *out) {
     const int32_t rows = num_rows - row < US_PANEL ? num_rows - row : US_PANEL, turns = (num_rows + US_PANEL - 1) / US_PANEL;
-    const size_t apart = (size_t)rows * US_BLOCK, step = NARROW_P * p.apart;
+    const size_t apart = (size_t)rows * US_BLOCK, step = UNIT_PANELS * p.apart;
     const uint8_t *first = p.first, *second = p.first + p.apart;
     _Alignas(64) float made[2][3][US_PANEL][US_PANEL];
     pieces += 3 * (size_t)row * (size_t)columns;
@@ -123,25 +134,18 @@ INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, c
     return rows;
 }
 
-static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
-    if (p.count == 2) return multiply_group(p, 1, columns, in->pieces, row, num_rows, out);
-    return multiply_group(p, 0, columns, in->pieces, row, num_rows, out);
-}
+#else
+#define NARROW_M NARROW_TURN
+#endif
 
-#elif defined(US_AVX512)
-#define NARROW_M 8 /* rows that are multiplied together: 24 sums and three vectors of weights are in registers */
-#define NARROW_P 3
-
-static void begin_narrow(int32_t num_rows) { (void)num_rows; }
-static void end_narrow(void) {}
-
+#if defined(US_AVX512)
 /* Rows that are multiplied together: near-even parts of all rows. */
 typedef struct {
     int32_t first, count, turn, turns;
 } narrow_turn;
 
 INLINE narrow_turn find_turn(int32_t row, int32_t num_rows) {
-    const int32_t turns = (num_rows + NARROW_M - 1) / NARROW_M, turn = ((row + 1) * turns - 1) / num_rows;
+    const int32_t turns = (num_rows + NARROW_TURN - 1) / NARROW_TURN, turn = ((row + 1) * turns - 1) / num_rows;
     const int32_t first = num_rows * turn / turns;
     return (narrow_turn){first, num_rows * (turn + 1) / turns - first, turn, turns};
 }
@@ -156,22 +160,28 @@ static void lay_row(const float *x, int32_t columns, int32_t row, int32_t num_ro
         for (int half = 0; half < US_BLOCK; half += LANES) store(to + half, load(x + k + half));
 }
 
+/* The first or the second numbers of words of two. */
+INLINE __m512 widen_bfloats(__m512i both, const int odd) {
+    return _mm512_castsi512_ps(odd ? _mm512_and_si512(both, _mm512_set1_epi32((int32_t)0xffff0000)) : _mm512_slli_epi32(both, 16));
+}
+
 /* M rows times P panels. */
-INLINE void rows_of_panels(panels p, int32_t columns, const float *x, const int M, const int P, int32_t turn, int32_t turns, float *out) {
-    __m512 total[NARROW_P][NARROW_M];
+INLINE void rows_of_panels(panels p, int32_t columns, const float *x, const int M, const int P, const int kind, int32_t turn,
+                           int32_t turns, float *out) {
+    __m512 total[NARROW_PANELS][NARROW_TURN];
     const uint8_t *w = p.first, *ahead = w + (size_t)P * p.apart + (size_t)P * p.apart / 64 * (size_t)turn / (size_t)turns * 64;
     int32_t due = 0;
     UNROLLED for (int i = 0; i < P; i++) EACH_ROW total[i][m] = _mm512_setzero_ps();
     for (int32_t begin = 0; begin < columns; begin += US_BLOCK, x += M * US_BLOCK - US_BLOCK) {
         for (int k = 0; k < US_BLOCK; k += 2, x += 2, w += 64) {
-            __m512i both[NARROW_P];
+            __m512i both[NARROW_PANELS];
             for (due += P; due >= turns; due -= turns, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            UNROLLED for (int i = 0; i < P; i++) both[i] = _mm512_loadu_si512(w + (size_t)i * p.apart);
+            UNROLLED for (int i = 0; i < P && kind == US_BF16; i++) both[i] = _mm512_loadu_si512(w + (size_t)i * p.apart);
             UNROLLED for (int odd = 0; odd < 2; odd++) {
-                __m512 weights[NARROW_P];
+                __m512 weights[NARROW_PANELS];
                 UNROLLED for (int i = 0; i < P; i++)
-                    weights[i] = _mm512_castsi512_ps(odd ? _mm512_and_si512(both[i], _mm512_set1_epi32((int32_t)0xffff0000))
-                                                         : _mm512_slli_epi32(both[i], 16));
+                    weights[i] = kind == US_F16 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(w + (size_t)i * p.apart) + odd))
+                                                : widen_bfloats(both[i], odd);
                 EACH_ROW {
                     __m512 given = _mm512_set1_ps(x[US_BLOCK * m + odd]);
                     if (P > 1) __asm__("" : "+v"(given)); /* loaded once, and not for every panel */
@@ -183,16 +193,26 @@ INLINE void rows_of_panels(panels p, int32_t columns, const float *x, const int 
     EACH_ROW UNROLLED for (int i = 0; i < P; i++) _mm512_storeu_ps(out + MADE * m + US_PANEL * i, total[i][m]);
 }
 
-/* Up to NARROW_M rows from `row` on times a group of panels: out[row][MADE]. How many rows those are. */
-static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+/* Up to NARROW_TURN rows from `row` on times a group of panels: out[row][MADE]. How many rows those are. */
+static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
     const narrow_turn t = find_turn(row, num_rows);
     const float *x = num_rows == 1 ? in->x : (const float *)in->pieces + (size_t)row * (size_t)columns;
-#define ROWS(M)                                                                                \
-    case M:                                                                                    \
-        if (p.count == 3) rows_of_panels(p, columns, x, M, 3, t.turn, t.turns, out);            \
-        else if (p.count == 2) rows_of_panels(p, columns, x, M, 2, t.turn, t.turns, out);       \
-        else rows_of_panels(p, columns, x, M, 1, t.turn, t.turns, out);                         \
+#define ROWS_OF(M, kind)                                                                      \
+    if (p.count == 3) rows_of_panels(p, columns, x, M, 3, kind, t.turn, t.turns, out);         \
+    else if (p.count == 2) rows_of_panels(p, columns, x, M, 2, kind, t.turn, t.turns, out);    \
+    else rows_of_panels(p, columns, x, M, 1, kind, t.turn, t.turns, out)
+#if defined(US_AMX) /* it multiplies by bfloat16 itself */
+#define ROWS(M)               \
+    case M:                   \
+        ROWS_OF(M, US_F16);   \
         break
+#else
+#define ROWS(M)                                   \
+    case M:                                       \
+        if (p.kind == US_F16) { ROWS_OF(M, US_F16); } \
+        else { ROWS_OF(M, US_BF16); }                 \
+        break
+#endif
     switch (t.count) {
         ROWS(1);
         ROWS(2);
@@ -204,24 +224,33 @@ static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32
         ROWS(8);
     }
 #undef ROWS
+#undef ROWS_OF
     return t.count;
 }
 
 #else
-#define NARROW_P 2
-#if defined(US_AVX2)
-#define NARROW_M 6
-#else
-#define NARROW_M 4
-#endif
 #define VECTORS (US_PANEL / LANES)
 
-static void begin_narrow(int32_t num_rows) { (void)num_rows; }
-static void end_narrow(void) {}
+/* A vector of float16 as floats. */
+INLINE vec widen_halves(const uint8_t *p) {
+#if defined(US_AVX2)
+    return (vec)halves(p);
+#elif defined(US_NEON_DOT)
+    return (vec)halves(p);
+#else
+    vec v;
+    for (int i = 0; i < LANES; i++) {
+        uint16_t half;
+        memcpy(&half, p + 2 * i, 2);
+        v[i] = half_to_float(half);
+    }
+    return v;
+#endif
+}
 
 INLINE void rows_of_panel(const uint8_t *w, const uint8_t *ahead, int32_t columns, const float *x, size_t stride, const int M,
-                          int32_t turn, int32_t turns, float *out) {
-    vec total[VECTORS][NARROW_M];
+                          const int kind, int32_t turn, int32_t turns, float *out) {
+    vec total[VECTORS][NARROW_TURN];
     UNROLLED for (int v = 0; v < VECTORS; v++) EACH_ROW total[v][m] = fill(0);
     for (int32_t begin = 0; begin < columns; begin += US_BLOCK, ahead += 1024) {
         ask_share(ahead, turn, turns);
@@ -230,8 +259,8 @@ INLINE void rows_of_panel(const uint8_t *w, const uint8_t *ahead, int32_t column
             UNROLLED for (int v = 0; v < VECTORS; v++) {
                 veci both;
                 memcpy(&both, w + 4 * LANES * v, sizeof both);
-                even[v] = as_floats(both << 16);
-                odd[v] = as_floats(both & (int32_t)0xffff0000);
+                even[v] = kind == US_F16 ? widen_halves(w + 2 * LANES * v) : as_floats(both << 16);
+                odd[v] = kind == US_F16 ? widen_halves(w + 32 + 2 * LANES * v) : as_floats(both & (int32_t)0xffff0000);
             }
             EACH_ROW {
                 UNROLLED for (int v = 0; v < VECTORS; v++) total[v][m] += even[v] * x[m * stride + k];
@@ -247,13 +276,16 @@ INLINE void rows_of_panel(const uint8_t *w, const uint8_t *ahead, int32_t column
     }
 }
 
-/* Up to NARROW_M rows from `row` on times two panels, or one: out[row][MADE]. How many rows those are. */
-static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
-    const int32_t turns = (num_rows + NARROW_M - 1) / NARROW_M, turn = ((row + 1) * turns - 1) / num_rows;
+/* Up to NARROW_TURN rows from `row` on times two panels, or one: out[row][MADE]. How many rows those are. */
+static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+    const int32_t turns = (num_rows + NARROW_TURN - 1) / NARROW_TURN, turn = ((row + 1) * turns - 1) / num_rows;
     const int32_t rows = num_rows * (turn + 1) / turns - row;
     const float *x = in->x + (size_t)row * in->stride;
-#define ROWS(M) \
-    case M: rows_of_panel(w, w + NARROW_P * p.apart, columns, x, in->stride, M, turn, turns, to); break
+#define ROWS(M)                                                                                                              \
+    case M:                                                                                                                  \
+        if (p.kind == US_F16) rows_of_panel(w, w + NARROW_PANELS * p.apart, columns, x, in->stride, M, US_F16, turn, turns, to); \
+        else rows_of_panel(w, w + NARROW_PANELS * p.apart, columns, x, in->stride, M, US_BF16, turn, turns, to);               \
+        break
     for (int32_t i = 0; i < p.count; i++) {
         const uint8_t *w = p.first + (size_t)i * p.apart;
         float *to = out + US_PANEL * i;
@@ -262,7 +294,7 @@ static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32
             ROWS(2);
             ROWS(3);
             ROWS(4);
-#if NARROW_M > 4
+#if NARROW_TURN > 4
             ROWS(5);
             ROWS(6);
 #endif
@@ -273,11 +305,44 @@ static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32
 }
 #endif
 
+/* Panels of a kind that are made together. */
+static int32_t count_panels(int32_t kind) {
+#if defined(US_AMX)
+    if (kind == US_BF16) return UNIT_PANELS;
+#endif
+    (void)kind;
+    return NARROW_PANELS;
+}
+
+/* Before and after products of one kind. */
+static void begin_narrow(int32_t kind, int32_t num_rows) {
+    (void)kind, (void)num_rows;
+#if defined(US_AMX)
+    if (kind == US_BF16) begin_unit(num_rows);
+#endif
+}
+static void end_narrow(int32_t kind) {
+    (void)kind;
+#if defined(US_AMX)
+    if (kind == US_BF16) end_unit();
+#endif
+}
+
+/* Some rows from `row` on times panels that are made together: out[row][MADE]. How many rows those are. */
+static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+#if defined(US_AMX)
+    if (p.kind == US_BF16 && p.count == 2) return multiply_group(p, 1, columns, in->pieces, row, num_rows, out);
+    if (p.kind == US_BF16) return multiply_group(p, 0, columns, in->pieces, row, num_rows, out);
+#endif
+    return multiply_turn(p, columns, in, row, num_rows, out);
+}
+
 /* Output rows of a matrix from `begin` on, at most as many as are made together. */
 static panels find_panels(const us_matrix *w, int64_t begin, int64_t count) {
     const size_t apart = sizeof(uint16_t) * US_PANEL * (size_t)w->columns;
     const int64_t found = (count + US_PANEL - 1) / US_PANEL;
-    return (panels){(const uint8_t *)w->data + (size_t)(begin / US_PANEL) * apart, apart, (int32_t)(found < NARROW_P ? found : NARROW_P)};
+    const int32_t most = count_panels(w->kind);
+    return (panels){(const uint8_t *)w->data + (size_t)(begin / US_PANEL) * apart, apart, found < most ? (int32_t)found : most, w->kind};
 }
 
 #endif

@@ -163,29 +163,30 @@ static void split_outputs(const us_matrix *w, int32_t rows, int32_t thread, int3
     *last = *last * unit < rows ? *last * unit : rows;
 }
 
-/* One thread's part of a product with tiles of bfloat16. */
+/* One thread's part of a product with numbers of 16 bits. */
 static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
     split_outputs(w, w->rows, thread, threads, &first, &last);
     _Alignas(64) float made[NARROW_M * MADE];
-    begin_narrow(num_rows);
-    for (int64_t begin = first; begin < last; begin += MADE) {
+    const int32_t most = count_panels(w->kind) * US_PANEL;
+    begin_narrow(w->kind, num_rows);
+    for (int64_t begin = first; begin < last; begin += most) {
         const panels p = find_panels(w, begin, last - begin);
-        const int32_t count = (int32_t)(last - begin < MADE ? last - begin : MADE);
+        const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
         for (int32_t row = 0; row < num_rows;) {
             const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
             put(w, (int32_t)begin, count, made, MADE, row, rows, to);
             row += rows;
         }
     }
-    end_narrow();
+    end_narrow(w->kind);
 }
 
 /* One thread's part of a product for all rows. */
 static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread,
                           int32_t threads) {
     int64_t first, last;
-    if (w->kind == US_BF16) {
+    if (us_is_narrow(w->kind)) {
         multiply_narrow(w, num_rows, in, to, thread, threads);
         return;
     }
@@ -226,16 +227,17 @@ static void put_fed(const us_model *model, const us_matrix *w, int32_t ffn, int3
     }
 }
 
-/* The same as feed_part, with tiles of bfloat16. */
+/* The same as feed_part, with numbers of 16 bits. */
 static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
                         const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
     split_outputs(w, ffn, thread, threads, &first, &last);
     _Alignas(64) float gates[NARROW_M * MADE], values[NARROW_M * MADE];
-    begin_narrow(num_rows);
-    for (int64_t begin = first; begin < last; begin += MADE) {
+    const int32_t most = count_panels(w->kind) * US_PANEL;
+    begin_narrow(w->kind, num_rows);
+    for (int64_t begin = first; begin < last; begin += most) {
         const panels gate_panels = find_panels(w, begin, last - begin), value_panels = find_panels(w, ffn + begin, last - begin);
-        const int32_t count = (int32_t)(last - begin < MADE ? last - begin : MADE);
+        const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
         for (int32_t row = 0; row < num_rows;) {
             const int32_t rows = multiply_panels(gate_panels, w->columns, in, row, num_rows, gates);
             if (model->is_gated) multiply_panels(value_panels, w->columns, in, row, num_rows, values);
@@ -244,14 +246,14 @@ static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, 
             row += rows;
         }
     }
-    end_narrow();
+    end_narrow(w->kind);
 }
 
 /* One thread's part of a feed-forward's first product, with its activation: gate rows come before the others. */
 static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
                       const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
-    if (w->kind == US_BF16) {
+    if (us_is_narrow(w->kind)) {
         feed_narrow(model, w, ffn, num_rows, in, to, thread, threads);
         return;
     }
@@ -277,8 +279,9 @@ static void prepare_row(const us_matrix *w, const float *x, int32_t row, int32_t
                  (int32_t *)a->offsets);
 #if defined(US_AMX)
     if (w->kind == US_BF16) split_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
+    if (w->kind == US_F16) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
 #elif defined(US_AVX512)
-    if (w->kind == US_BF16) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
+    if (us_is_narrow(w->kind)) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
 #endif
 }
 

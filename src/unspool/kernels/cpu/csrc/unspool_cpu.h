@@ -8,10 +8,10 @@
 
 #include <stdint.h>
 
-#define US_ABI 21
+#define US_ABI 22
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
-#define US_PANEL 16    /* output rows of a tile of bfloat16 */
+#define US_PANEL 16    /* output rows of a tile of numbers of 16 bits */
 #define US_SUPER 256   /* columns of a super-block: blocks whose scales share a float16 */
 #define US_PART 64     /* keys that attention reads at once: with their values they stay in the first-level cache */
 #define US_WIDEST_HEAD 256
@@ -25,7 +25,8 @@ enum us_kind {
     US_K5 = 4,  /* Q5_K */
     US_K6 = 5,  /* and Q6_K; */
     US_Q5 = 6,  /* tiles of blocks of 5 bits, described there too */
-    US_BF16 = 7, /* tiles of bfloat16, as csrc/narrow.h describes them */
+    US_BF16 = 7, /* tiles of bfloat16, as csrc/narrow.h describes them, */
+    US_F16 = 8,  /* and of float16 */
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
@@ -168,8 +169,8 @@ void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int
 /* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads);
-/* Lay the rows of a matrix of floats out as US_BF16: whether all of its numbers are finite and bfloat16. */
-int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, uint16_t *out);
+/* Lay the rows of a matrix of floats out as US_BF16 or US_F16: whether all of its numbers are finite and of that kind. */
+int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, int32_t kind, uint16_t *out);
 /* Rows of a matrix as numbers: (count, columns). */
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
 

@@ -200,7 +200,7 @@ class CapturedContest:
         layout: KeyLayout = PLAIN,
     ) -> None:
         """Launch the contest of a pass."""
-        self._choose(states, lengths)
+        self._choose(states, tokens, lengths)
         keep_keys(
             base,
             table,
@@ -214,7 +214,7 @@ class CapturedContest:
         )
         self._find_next(logits, lengths)
 
-    def _choose(self, states: torch.Tensor, lengths: torch.Tensor) -> None:
+    def _choose(self, states: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
         """Which candidate of each row wins."""
         rows, num, hidden = self._rows, self._num, self._hidden
         padded, options = max(2, round_up(num)), launch_options()
