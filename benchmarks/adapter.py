@@ -233,12 +233,14 @@ def measure_attached(shape: str, arguments: argparse.Namespace) -> None:
     held = {name: parameter.detach() for name, parameter in model.named_parameters()}
     held |= {name: buffer for name, buffer in model.named_buffers() if name in stored}
     told = config.to_dict() | {"architectures": [type(model).__name__]}
-    if config.is_encoder_decoder:
-        told["decoder_start_token_id"] = model.generation_config.decoder_start_token_id
+    begins: dict[str, Any] = {}
+    if config.is_encoder_decoder:  # a model that was not loaded has no settings of its own
+        given = model.generation_config.decoder_start_token_id
+        begins["decoder_start_token_id"] = SHAPES[shape][1].get("decoder_start_token_id", given)
     native = build_model(told, MemorySource(held), device=device, dtype=dtype)
     engines: dict[str, Callable[..., Any]] = {
         "attached": model.generate,
-        "native": functools.partial(unspool.generate, native),
+        "native": functools.partial(unspool.generate, native, **begins),
     }
     rates: dict[str, list[float]] = {"attached": [], "native": []}
     if arguments.own > 1:

@@ -79,6 +79,52 @@ def test_a_first_call_compiles_nothing_itself(compiled: list[str]) -> None:
     assert torch.equal(greedy, unspool.generate(model, ids, **call, do_sample=False))
 
 
+def make_other(kind: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The config and the weights of a model that is no plain decoder, of sizes that no other test has."""
+    transformers = pytest.importorskip("transformers")
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 0}
+    sizes: dict[str, dict[str, Any]] = {
+        "T5": {"d_model": 176, "d_kv": 16, "d_ff": 272, "num_layers": 2, "num_heads": 11},
+        "Bart": {
+            "d_model": 176, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 11,
+            "decoder_attention_heads": 11, "encoder_ffn_dim": 272, "decoder_ffn_dim": 272,
+        },
+        "Mamba": {"hidden_size": 176, "num_hidden_layers": 2, "state_size": 16},
+        "Mamba2": {
+            "hidden_size": 176, "num_hidden_layers": 2, "num_heads": 22, "head_dim": 16, "n_groups": 2,
+            "state_size": 16, "chunk_size": 16,
+        },
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(vocab_size=1341, **sizes[kind], **ids)
+    name = f"{kind}ForConditionalGeneration" if kind in ("T5", "Bart") else f"{kind}ForCausalLM"
+    model = getattr(transformers, name)(config)
+    held = dict(model.state_dict()) | dict(model.named_parameters())
+    tied = [one for one in held if one not in dict(model.named_parameters()) and "bias" not in one]
+    return {**config.to_dict(), **ids, "architectures": [name]}, {
+        one: tensor.detach() for one, tensor in held.items() if one not in tied
+    }
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bart", "Mamba", "Mamba2"])
+def test_a_first_step_of_another_model_compiles_nothing_itself(kind: str, compiled: list[str]) -> None:
+    from unspool.kernels.gpu.launching import can_compile_ahead, wait_for_compilers
+
+    if not can_compile_ahead():
+        pytest.skip("this Triton can't compile ahead")
+    torch.cuda.init()
+    config, tensors = make_other(kind)
+    model = build_model(config, MemorySource(tensors), device="cuda", dtype=torch.bfloat16)
+    wait_for_compilers()
+    assert "_multiply_row" in compiled
+    compiled.clear()
+    ids = torch.randint(3, 1341, (1, 37)).cuda()
+    call: dict[str, Any] = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+    if kind in ("T5", "Bart"):
+        call["decoder_start_token_id"] = 0
+    unspool.generate(model, ids, **call)
+    assert compiled == []
+
+
 LAUNCHER = """
 #include <Python.h>
 static PyObject *launch(PyObject *self, PyObject *args) { return PyLong_FromLong(%d); }

@@ -19,6 +19,7 @@ from unspool.models.adapters import ColumnModel, set_native, twin
 from unspool.models.registry import build_model
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import MemorySource
+from unspool.protocols import Want
 
 transformers = pytest.importorskip("transformers")
 
@@ -113,6 +114,45 @@ def test_a_model_of_states_runs_natively_where_nobody_sees_them(kind: str) -> No
     assert isinstance(padded.parts.model, ColumnModel)
 
 
+def make_deep(kind: str) -> Any:
+    """A model of many blocks of random weights in bfloat16: what one rounds, the next ones enlarge."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 48, "state_size": 16, "initializer_range": 0.7}
+    if kind == "Mamba2":
+        sizes |= {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("out_proj.weight"):
+                parameter.mul_(8.0)
+    return model.to(torch.bfloat16).eval()
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
+def test_rounding_that_blocks_enlarge_is_no_other_model(kind: str) -> None:
+    model = make_deep(kind)
+    native, reason = twin.find_twin(model)
+    assert native is not None, reason
+    tokens = torch.arange(1, 7)[None]
+    with torch.no_grad():
+        own = model(tokens, use_cache=False).logits.float()
+        found = native.forward(tokens, native.new_cache(), want=Want("all")).logits.float()
+    assert (found - own).abs().amax() > 0.25 * own.abs().amax()  # so logits would say that it is another
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
+@pytest.mark.parametrize("change", ["an activation", "a norm", "the last norm"])
+def test_a_block_that_was_changed_by_hand_is_noticed(kind: str, change: str) -> None:
+    model = make_deep(kind)
+    block = model.backbone.layers[20]
+    if change == "an activation":
+        block.mixer.activation, block.mixer.act = "relu", torch.nn.ReLU()
+    else:
+        (block.norm if change == "a norm" else model.backbone.norm_f).variance_epsilon = 1e12
+    native, reason = twin.find_twin(model)
+    assert native is None and "other logits" in reason
+
+
 def test_no_matrix_is_held_twice() -> None:
     model = make("llama")
     generate(model, native=True)
@@ -203,7 +243,7 @@ def test_an_object_runs_natively_unless_told_otherwise() -> None:
 
 def test_why_it_can_not_be_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama")
-    model.model.norm.variance_epsilon = 10.0
+    model.model.norm.variance_epsilon = 1e12
     generate(model, native=True)
     monkeypatch.setattr(twin, "build_model", lambda *_, **__: pytest.fail("built again"))
     assert "other logits" in generate(model, native=True).stats.path_reason
@@ -211,7 +251,7 @@ def test_why_it_can_not_be_is_found_out_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_setting_changed_by_hand_is_noticed_when_the_native_model_is_built() -> None:
     model = make("llama")
-    model.model.norm.variance_epsilon = 10.0
+    model.model.norm.variance_epsilon = 1e12
     assert "other logits" in generate(model, native=True).stats.path_reason
 
 

@@ -24,7 +24,6 @@ from unspool.protocols import Want
 _PLACE = "_unspool_native"  # attribute of a model that holds its native model, which goes with it
 # By how much the highest logit's size they may differ.
 _MOST_DIFFERENT = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-_MORE_OF_STATES = 2.5  # times: transformers' own scan rounds a state in 16 bits at every token
 
 
 class Twin:
@@ -66,26 +65,30 @@ def prepare_twin(model: Any) -> None:
         return
     config = _read_config(model)
     family = find_family(config)
-    if not isinstance(family, DecoderFamily):  # kernels of others are compiled in the first call
-        return
+    assert family is not None
     with suppress(UnspoolError):  # the first call says what can't be
-        family.prepare(config, SharedSource(dict(model.named_parameters())), parameter.device, parameter.dtype)
+        family.prepare(config, SharedSource(_list_held(model)), parameter.device, parameter.dtype)
 
 
 def _read_config(model: Any) -> dict[str, Any]:
     return {**model.config.to_dict(), "architectures": [type(model).__name__]}
 
 
+def _list_held(model: nn.Module) -> dict[str, Any]:
+    """What an object's file would hold: its parameters, a tied one once, and the bias of a head that is none."""
+    held: dict[str, Any] = dict(model.named_parameters())
+    if isinstance(find_family(_read_config(model)), PairFamily):
+        stored = model.state_dict()
+        held |= {name: buffer for name, buffer in model.named_buffers() if name in stored}
+    return held
+
+
 @torch.no_grad()  # parameters ask for gradients, which what is made of them must not carry
 def _build(model: Any) -> Twin:
     parameter = next(model.parameters())
     config = _read_config(model)
-    held = dict(model.named_parameters())  # a tied one once
-    if isinstance(find_family(config), PairFamily):  # whose head may have a bias that is no parameter
-        stored = model.state_dict()
-        held |= {name: buffer for name, buffer in model.named_buffers() if name in stored}
     try:
-        native = build_model(config, SharedSource(held), device=parameter.device, dtype=parameter.dtype)
+        native = build_model(config, SharedSource(_list_held(model)), device=parameter.device, dtype=parameter.dtype)
     except UnspoolError as error:
         return Twin(model, None, f"it can't be run natively: {' '.join(str(error).split())[:200]}")
     if not _agree(model, native):
@@ -98,16 +101,36 @@ def _agree(model: Any, native: NativeModel) -> bool:
     """Whether both give the same logits for a few tokens: a module's settings may have been changed by hand."""
     tokens = torch.arange(1, 7, device=native.device)[None] % native.info.vocab_size
     with set_evaluating(model):
+        if isinstance(native, Mamba):
+            return _agree_by_blocks(model, native, tokens)
         if isinstance(native, EncoderDecoder):
             expected, found = _read_pair(model, native, tokens)
         else:
             expected = model(tokens, use_cache=False, return_dict=True).logits.float()
             found = native.forward(tokens, native.new_cache(), want=Want("all")).logits.float()
-    scale = float(expected.abs().amax().clamp(min=1e-6))
-    most = _MOST_DIFFERENT[native.dtype] * scale
-    if isinstance(native, Mamba):
-        most *= _MORE_OF_STATES
+    return _is_near(found, expected, native.dtype)
+
+
+def _is_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    most = _MOST_DIFFERENT[dtype] * float(expected.abs().amax().clamp(min=1e-6))
     return bool(((found - expected).abs() <= most).all())
+
+
+def _agree_by_blocks(model: Any, native: Mamba, tokens: torch.Tensor) -> bool:
+    """`_agree`, with every block of the native model reading what the object's block before it made.
+
+    The object's own scan rounds time steps and states to 16 bits, which the next blocks can enlarge to anything.
+    """
+    made = model(tokens, use_cache=False, output_hidden_states=True, return_dict=True)
+    *given, _ = made.hidden_states
+    found, logits = native.follow(tokens, given)
+    before = [native.get_input_embeddings()(tokens), *given]
+    for its, theirs, x in zip(found, given, before, strict=False):
+        added = float((theirs.float() - x.float()).abs().amax())
+        rounded = torch.finfo(theirs.dtype).eps * float(theirs.abs().amax())
+        if not float((its.float() - theirs.float()).abs().amax()) <= _MOST_DIFFERENT[native.dtype] * added + rounded:
+            return False  # or it is NaN
+    return _is_near(logits.float(), made.logits.float(), native.dtype)
 
 
 def _read_pair(model: Any, native: EncoderDecoder, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -87,14 +87,22 @@ class EncoderDecoder(CalledPair):
             why = explain_no_capture(spec.describe_decoder(), take_decoder(self.weights), self.device, self.dtype)
             if why is not None:
                 return [ClosedPath("captured", why)]
-            given = (spec, self.weights, self._decoder_positions, self._biases)
-            return [CapturedPairSteps(*given, self.device, self.dtype)]
+            return [self._make_steps()]
         why = explain_unread(spec.describe_decoder(), self.device, self.dtype)
         if why is not None:
             return [ClosedPath("library", why)]
         positions, biases = self._decoder_positions, self._biases
         described = DescribedPair(spec, self.weights, self._views, positions, biases, narrows=self._packs)
         return [PairLibraryPath(spec, described)]
+
+    def _make_steps(self) -> CapturedPairSteps:
+        given = (self.spec, self.weights, self._decoder_positions, self._biases)
+        return CapturedPairSteps(*given, self.device, self.dtype)
+
+    @torch.no_grad()
+    def launch_step(self) -> None:
+        """Launch the kernels of a step of one row (`captured_ahead.prepare_step`)."""
+        self._make_steps().launch()
 
     @property
     def is_batch_invariant(self) -> bool:

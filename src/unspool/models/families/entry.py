@@ -11,6 +11,8 @@ import torch
 
 from unspool.models.assembly import Progress
 from unspool.models.native import NativeModel
+from unspool.models.paths.captured_ahead import META, prepare_step
+from unspool.models.sharing import without_numbers
 from unspool.models.weights import WeightSource
 
 
@@ -37,3 +39,16 @@ class FamilyEntry(ABC):
         progress: Progress | None = None,
     ) -> NativeModel:
         """The model of a config (or a GGUF header) and its weights."""
+
+    def prepare(
+        self, config: Mapping[str, Any], tensors: WeightSource, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Start compiling the kernels of the model that `build` would make of the same, if it is for a GPU."""
+        if device.type != "cuda":
+            return
+        source = without_numbers(tensors, dtype)
+
+        def build() -> NativeModel:
+            return self.build(config, source, is_gguf=False, device=META, dtype=dtype)
+
+        prepare_step((self.name, repr(config), dtype), device, build)

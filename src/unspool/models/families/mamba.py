@@ -14,6 +14,7 @@ from unspool.models.families.base import read_ids, refuse_quantised
 from unspool.models.families.entry import FamilyEntry
 from unspool.models.mamba.model import Mamba
 from unspool.models.mamba.weights import MambaNames, MambaSpec, assemble_mamba
+from unspool.models.paths.captured_ahead import await_triton
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 
@@ -77,7 +78,9 @@ class MambaFamily(FamilyEntry):
             spec, names = _read_config(Settings(config)), NAMES
             if "backbone.embedding.weight" in tensors:  # as the first checkpoints have it
                 names = replace(names, embedding="backbone.embedding")
+            self.prepare(config, tensors, device, dtype)
         weights = assemble_mamba(spec, names, tensors, device, dtype, progress)
+        await_triton()  # a caller may import parts of it next
         return Mamba(spec, weights, {} if is_gguf else config, device, dtype)
 
 

@@ -16,6 +16,7 @@ from unspool.models.families.base import read_ids, refuse_quantised
 from unspool.models.families.entry import FamilyEntry
 from unspool.models.mamba.second import Mamba2, assemble_mamba2
 from unspool.models.mamba.second_weights import Mamba2Spec
+from unspool.models.paths.captured_ahead import await_triton
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 
@@ -40,7 +41,10 @@ class Mamba2Family(FamilyEntry):
     ) -> Mamba2:
         """The model of a config and its weights."""
         spec = _read_config(Settings(config))
-        return Mamba2(spec, assemble_mamba2(spec, tensors, device, dtype, progress), config, device, dtype)
+        self.prepare(config, tensors, device, dtype)
+        weights = assemble_mamba2(spec, tensors, device, dtype, progress)
+        await_triton()  # a caller may import parts of it next
+        return Mamba2(spec, weights, config, device, dtype)
 
 
 def _read_config(config: Settings) -> Mamba2Spec:

@@ -15,6 +15,7 @@ from unspool.models.encoder_decoder.model import EncoderDecoder
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 from unspool.models.families.base import refuse_quantised
 from unspool.models.families.entry import FamilyEntry
+from unspool.models.paths.captured_ahead import await_triton
 from unspool.models.settings import Settings
 from unspool.models.weights import WeightSource
 
@@ -42,9 +43,12 @@ class PairFamily(FamilyEntry):
             raise UnsupportedError(f"{self.name} is read from config.json and safetensors, not from a GGUF file")
         settings = Settings(config)
         refuse_quantised(settings)
+        if packing is None:
+            self.prepare(config, tensors, device, dtype)
         spec = self.read_config(settings, tensors)
         names = self.find_names(spec, tensors)
         weights = assemble_pair(spec, names, tensors, device, dtype, progress, packing)
+        await_triton()  # a caller may import parts of it next
         return EncoderDecoder(spec, weights, config, device, dtype)
 
 

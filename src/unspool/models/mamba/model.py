@@ -116,6 +116,23 @@ class Mamba(NativeModel):
         last = states if want.last_states else None
         return Forward(self.weights.head(read), hidden, last_states=last, path_reason=reason or "")
 
+    @torch.no_grad()
+    def follow(
+        self, tokens: torch.Tensor, given: Sequence[torch.Tensor]
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """The states that each block makes of those that another pass had there, then the normalised ones; and logits.
+
+        `given` are that pass's states after each block. So what one block rounds does not reach the next.
+        """
+        states, made = self._run(tokens, self.new_cache(), None, Want("all", True), None, given)
+        assert made is not None
+        return made, self.weights.head(states)
+
+    @torch.no_grad()
+    def launch_step(self) -> None:
+        """Launch the kernels of a step of one row (`captured_ahead.prepare_step`)."""
+        self._captured.launch(self.new_cache())
+
     def _run(
         self,
         tokens: torch.Tensor | None,
@@ -123,8 +140,9 @@ class Mamba(NativeModel):
         counts: Sequence[int] | None,
         want: Want,
         embeds: torch.Tensor | None,
+        given: Sequence[torch.Tensor] = (),
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, hidden), and those of all layers if they are wanted."""
+        """Final states (rows, new, hidden), and those of all layers if they are wanted; see `follow` for `given`."""
         self._refuse_attentions(want.attentions)
         states = self._check_cache(cache)
         x = self.weights.embedding(tokens) if tokens is not None else embeds
@@ -137,6 +155,8 @@ class Mamba(NativeModel):
             x = x + self._mix(index, layer, layer.norm(x.to(self.dtype)), states, past_end)
             if want.hidden_states:
                 hidden.append(x)
+            if given:
+                x = given[index].to(x.dtype)
         states.end()
         x = self.weights.final_norm(x).to(self.dtype)
         return x, (*hidden, x) if want.hidden_states else None

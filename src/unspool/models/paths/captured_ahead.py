@@ -1,7 +1,7 @@
-"""Compiling a decoder's kernels while its weights are still being read.
+"""Compiling a model's kernels while its weights are still being read.
 
-Kernels are compiled for dtypes, sizes and alignments. So a decoder whose tensors have no memory is enough to compile
-what a prompt runs through, and the first step of one row.
+Kernels are compiled for dtypes, sizes and alignments. So a model whose tensors have no memory is enough to compile what
+a decoder's prompt runs through, and the first step of one row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,14 @@ _lock = threading.Lock()
 _importing: list[threading.Thread] = []  # what runs once, when Triton is asked for
 _is_imported = threading.Event()  # Triton itself is, or can't be
 _prepared: set[Hashable] = set()
+
+
+@runtime_checkable
+class StepModel(Protocol):
+    """A model whose step can be launched on the meta device."""
+
+    def launch_step(self) -> None:
+        """Launch the kernels of a step of one row."""
 
 
 def start_triton(device: torch.device) -> None:
@@ -75,38 +83,59 @@ def prepare_decoder(
 
     `is_shared` says that they are those of an object, which have another order.
     """
+
+    def compile_all() -> None:
+        weights = assemble()
+        can_capture = explain_no_capture(spec, weights, device, dtype) is None
+        compile_beside = _await_compiler()
+        if not is_shared:  # an object's own forward has loaded them, or will
+            threading.Thread(target=_start_libraries, args=(spec, device, dtype), daemon=True).start()
+        compile_beside(lambda: _launch_prompt(spec, weights, dtype))
+        if can_capture:
+            compile_beside(lambda: _launch_step(spec, weights, dtype))
+
+    _prepare((spec, device, dtype, is_shared), device, compile_all)
+
+
+def prepare_step(key: Hashable, device: torch.device, build: Callable[[], object]) -> None:
+    """Start compiling the kernels of a step in threads of their own, once for a key.
+
+    `build` makes the model on the meta device; nothing is compiled for one that is no `StepModel`.
+    """
+
+    def compile_all() -> None:
+        model = build()
+        if isinstance(model, StepModel):
+            _await_compiler()(model.launch_step)
+
+    _prepare((key, device), device, compile_all)
+
+
+def _prepare(key: Hashable, device: torch.device, compile_all: Callable[[], None]) -> None:
+    """Run something in a thread of its own, once for a key. Launches wait until it has ended."""
     start_triton(device)
-    key = (spec, device, dtype, is_shared)
     if key in _prepared or not runs_kernels(device):
         return
     _prepared.add(key)
-    work = (spec, device, dtype, assemble, is_shared, announce_preparation())
-    threading.Thread(target=_prepare, args=work, name="unspool kernels", daemon=True).start()
+    announced = announce_preparation()
+
+    def run() -> None:
+        try:
+            with suppress(Exception), torch.cuda.device(device):  # whoever launches a kernel first compiles it then
+                compile_all()
+        finally:
+            end_preparation(announced)
+
+    threading.Thread(target=run, name="unspool kernels", daemon=True).start()
 
 
-def _prepare(
-    spec: DecoderSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    assemble: Callable[[], DecoderWeights],
-    is_shared: bool,
-    announced: threading.Event,
-) -> None:
-    try:
-        with suppress(Exception), torch.cuda.device(device):  # whoever launches a kernel first compiles it then
-            weights = assemble()
-            can_capture = explain_no_capture(spec, weights, device, dtype) is None
-            for thread in _importing:
-                thread.join()
-            from unspool.kernels.gpu.launching import compile_beside
+def _await_compiler() -> Callable[[Callable[[], object]], None]:
+    """What compiles beside, once Triton and our kernels are imported."""
+    for thread in _importing:
+        thread.join()
+    from unspool.kernels.gpu.launching import compile_beside
 
-            if not is_shared:  # an object's own forward has loaded them, or will
-                threading.Thread(target=_start_libraries, args=(spec, device, dtype), daemon=True).start()
-            compile_beside(lambda: _launch_prompt(spec, weights, dtype))
-            if can_capture:
-                compile_beside(lambda: _launch_step(spec, weights, dtype))
-    finally:
-        end_preparation(announced)
+    return compile_beside
 
 
 def _start_libraries(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 from unspool.models.paths.captured import CapturedSteps
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.paths.captured_step import Sources
+from unspool.models.paths.captured_step import CapturedStep, Sources
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
 
@@ -73,6 +73,12 @@ class CapturedPairSteps(CapturedSteps):
         places = pair.cross_attention_cache.places()
         assert places is not None
         return Sources(places, pair.source_lengths)
+
+    def launch(self) -> None:
+        """Launch the kernels of a step of one row over a plain cache."""
+        shape = PassShape(rows=1, rows_each=1)
+        self._check_longest(1)
+        CapturedStep(self._spec, self._make_body(shape), self._device, self._dtype, shape).launch()
 
     def _make_body(self, shape: PassShape) -> Body:
         from unspool.models.paths.captured_pair_blocks import make_pair_body  # Triton is imported only if a GPU is used

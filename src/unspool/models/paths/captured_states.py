@@ -77,6 +77,11 @@ class CapturedStates:
         cache.end()
         return Forward(logits, likeliest=likeliest, path=self.name)
 
+    def launch(self, cache: MambaCache) -> None:
+        """Launch the kernels of a step over a cache."""
+        buffers = cache.list_buffers()
+        self._make_work(self._spec, self._weights, buffers, self._dtype).launch(buffers)
+
     def _follow_moves(self, cache: MambaCache) -> None:
         """Drop all captured steps if weights have moved; checked once per cache, because it costs host time."""
         if self._seen is not None and self._seen() is cache:
@@ -204,9 +209,13 @@ class CapturedStateStep:
     """A step as a graph."""
 
     def __init__(self, work: StateWork, buffers: _Buffers) -> None:
-        from unspool.kernels.gpu.launching import compile_ahead  # Triton is imported only if a GPU is used
+        from unspool.kernels.gpu.launching import (
+            compile_ahead,  # Triton is imported only if a GPU is used
+            wait_for_compilers,
+        )
 
         self._work = work
+        wait_for_compilers()
         with compile_ahead():
             work.launch(buffers)
         work.launch(buffers)  # one-time setup of kernels and libraries must not be captured

@@ -88,14 +88,15 @@ def join_parts(
     """`split_attention.put_together` for parts of one cluster: each program adds up some numbers of all heads."""
     EACH: tl.constexpr = DP // CLUSTER
     STATS: tl.constexpr = CLUSTER * GJ * 8
+    UNROLLED: tl.constexpr = 1 if DP > 128 else CLUSTER
     rq, number = tl.arange(0, GJ)[:, None], tl.arange(0, EACH)[None, :]
     top_at = here + rq * 8 + number * 0
     peak = tl.full((GJ, EACH), float("-inf"), tl.float32)
-    for part in tl.static_range(CLUSTER):
+    for part in tl.range(0, CLUSTER, loop_unroll_factor=UNROLLED):
         top = tl.where(part < used, pull(top_at + part * GJ * 8), float("-inf"))
         peak = tl.maximum(peak, top)
     joined, whole = tl.zeros((GJ, EACH), tl.float32), tl.zeros((GJ, EACH), tl.float32)
-    for part in tl.static_range(CLUSTER):
+    for part in tl.range(0, CLUSTER, loop_unroll_factor=UNROLLED):
         is_part = part < used
         top = tl.where(is_part, pull(top_at + part * GJ * 8), float("-inf"))
         weight = tl.exp(top - peak)

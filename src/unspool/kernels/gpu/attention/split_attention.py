@@ -20,6 +20,8 @@ from unspool.kernels.key_layout import PLAIN, KeyLayout
 
 UNIT: Final = 8  # numbers: addresses are multiples of this, so that loads are known to be aligned
 SMALLEST_DOT: Final = 16
+COPIES: Final = 4  # of a part's highest score, if threads are to load it with its numbers
+NOTES: Final = 2 * COPIES  # numbers that are kept of a part's query beside its output, at most
 _BOUNDLESS: Final = (1 << 31) - 1  # keys
 
 
@@ -90,7 +92,7 @@ def put_together(
     read, highest, total, OUT, PARTS, STATS, COUNTS, slot, split, used, num_splits,
     QUERIES: tl.constexpr, G: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr,
     GP: tl.constexpr, DP: tl.constexpr, GJ: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    SINKS, HAS_SINKS: tl.constexpr, column=0, ORDER: tl.constexpr = 0,
+    SINKS, HAS_SINKS: tl.constexpr, column=0, ORDER: tl.constexpr = 0, COPIES: tl.constexpr = 1,
 ):  # fmt: skip
     """Write the output of a key head's queries; if its keys are split, the program that ends last adds the parts up.
 
@@ -98,7 +100,10 @@ def put_together(
     A tile for the tensor cores is padded to GP queries: parts are added up over GJ, the smallest size that fits.
     A head's sink is the score of a key without a value, which takes a share of the attention.
     With an `ORDER` rows are arranged (`products.arranging`); the first head's numbers begin at `column` of one.
+    With several `COPIES` a part's highest score is noted so often: a thread loads it as it loads the numbers of that
+    query, where threads would otherwise exchange it part by part.
     """
+    NOTES: tl.constexpr = 2 * COPIES
     rg, rd = tl.arange(0, GP), tl.arange(0, DP)
     is_head = rg < QUERIES
     is_number = is_head[:, None] & (rd < D)[None, :]
@@ -110,8 +115,13 @@ def put_together(
     else:
         part = (slot * num_splits + split) * GP
         tl.store(PARTS + (part + rg)[:, None] * DP + rd[None, :], read, mask=is_number)
-        tl.store(STATS + 2 * (part + rg), highest, mask=is_head)
-        tl.store(STATS + 2 * (part + rg) + 1, total, mask=is_head)
+        notes = STATS + NOTES * (part + rg)
+        if COPIES > 1:
+            copies = notes[:, None] + tl.arange(0, COPIES)[None, :]
+            tl.store(copies, tl.broadcast_to(highest[:, None], (GP, COPIES)), mask=is_head[:, None])
+        else:
+            tl.store(notes, highest, mask=is_head)
+        tl.store(notes + COPIES, total, mask=is_head)
         tl.debug_barrier()  # every thread's part is written before the count says so
         num_before = tl.atomic_add(COUNTS + slot, 1, sem="acq_rel")
         if num_before == used - 1:
@@ -123,18 +133,31 @@ def put_together(
             parts = tl.arange(0, MOST_SPLITS)
             place = (slot * num_splits + parts)[:, None] * GP + rq[None, :]
             is_part = (parts < used)[:, None] & is_one[None, :]
-            tops = tl.load(STATS + 2 * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-            sums = tl.load(STATS + 2 * place + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+            tops = tl.load(STATS + NOTES * place, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(STATS + NOTES * place + COPIES, mask=is_part, other=0.0, cache_modifier=".cg")
             peak = tl.where(is_one, tl.max(tops, 0), 0.0)
             whole = tl.sum(sums * tl.exp(tops - peak[None, :]), 0)
             if HAS_SINKS:
                 whole += tl.exp(tl.load(SINKS + rq % G, mask=is_one, other=0.0).to(tl.float32) - peak)
             joined = tl.full((GJ, DP), 0.0, tl.float32)
-            for number in tl.range(0, used, loop_unroll_factor=8 if GJ * DP <= 1024 else 4):
-                one = (slot * num_splits + number) * GP + rq
-                weight = tl.exp(tl.load(STATS + 2 * one, mask=is_one, other=0.0, cache_modifier=".cg") - peak)
-                its = tl.load(PARTS + one[:, None] * DP + rd[None, :], mask=is_its, other=0.0, cache_modifier=".cg")
-                joined += its * weight[:, None]
+            AHEAD: tl.constexpr = 8 if GJ * DP <= 1024 else 4  # parts whose loads are under way
+            if COPIES > 1:
+                peaks = tl.broadcast_to(peak[:, None], (GJ, DP))
+                for start in tl.range(0, used, AHEAD):
+                    # Unrolled by LLVM or ptxas: every pass of Triton's would take longer for each of its loads.
+                    for i in tl.range(0, AHEAD):
+                        one = ((slot * num_splits + start + i) * GP + rq)[:, None]
+                        is_used = is_its & (start + i < used)
+                        top_at = STATS + one * NOTES + (rd % COPIES)[None, :]
+                        top = tl.load(top_at, mask=is_used, other=float("-inf"), cache_modifier=".cg")
+                        its = tl.load(PARTS + one * DP + rd[None, :], mask=is_used, other=0.0, cache_modifier=".cg")
+                        joined += its * tl.exp(top - peaks)
+            else:
+                for number in tl.range(0, used, loop_unroll_factor=AHEAD):
+                    one = (slot * num_splits + number) * GP + rq
+                    weight = tl.exp(tl.load(STATS + 2 * one, mask=is_one, other=0.0, cache_modifier=".cg") - peak)
+                    its = tl.load(PARTS + one[:, None] * DP + rd[None, :], mask=is_its, other=0.0, cache_modifier=".cg")
+                    joined += its * weight[:, None]
             whole = tl.where(is_one, whole, 1.0)
             target = OUT + _find_targets(rq, rd, column, G, TOKEN, D, ORDER)
             tl.store(target, (joined / whole[:, None]).to(OUT.dtype.element_ty), mask=is_its)
@@ -168,7 +191,7 @@ class SplitAttention(ABC):
         self.splits = splits
         num_parts = rows * shape.kv_heads * self.splits * self._queries
         self._parts = torch.empty(num_parts, width, dtype=torch.float32, device=device)
-        self._stats = torch.empty(num_parts, 2, dtype=torch.float32, device=device)
+        self._stats = torch.empty(num_parts, NOTES, dtype=torch.float32, device=device)
         self._counts = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
 
     @abstractmethod

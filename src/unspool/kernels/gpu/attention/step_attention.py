@@ -31,6 +31,7 @@ from unspool.kernels.gpu.attention.key_lookup import (
     wrap,
 )
 from unspool.kernels.gpu.attention.split_attention import (
+    COPIES,
     HeadShape,
     Launch,
     SplitAttention,
@@ -40,6 +41,7 @@ from unspool.kernels.gpu.attention.split_attention import (
     score_keys,
 )
 from unspool.kernels.gpu.attention.step_tilings import (
+    USUAL,
     AttentionTiling,
     choose_tiling,
     count_splits,
@@ -83,7 +85,7 @@ def _attend(
     HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, BRANCHES: tl.constexpr, PAGE: tl.constexpr, IS_RING: tl.constexpr, IS_AWAY: tl.constexpr,
     IS_EAGER: tl.constexpr, DISTANCES: tl.constexpr, CLUSTER: tl.constexpr, CLUSTER_KEYS: tl.constexpr,
-    ROOM: tl.constexpr, MADE_PARTS: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
+    ROOM: tl.constexpr, MADE_PARTS: tl.constexpr, COPIES: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if CLUSTER > 1:
         split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -254,7 +256,7 @@ def _attend(
             put_together(
                 read, highest, total, OUT + row.to(tl.int64) * (HEADS * D) + head * G * D, PARTS, STATS, COUNTS,
                 row * KV_HEADS + head, split, used, num_splits, G, G, HEADS * D, D, GP, DP, GJ, MOST_SPLITS,
-                SINKS + head * G, HAS_SINKS, head * G * D, ORDER,
+                SINKS + head * G, HAS_SINKS, head * G * D, ORDER, COPIES,
             )  # fmt: skip
         # --- and writes: only now, because who announces its part waits for what it has written elsewhere
         if split == used - 1:
@@ -317,6 +319,7 @@ class StepAttention(SplitAttention):
             "CLUSTER_KEYS": CLUSTER_KEYS,
             "ROOM": make_room(cluster, self._joined, self._width),
             "MADE_PARTS": qkv.shape[0] if qkv.dim() == 3 else 1,
+            "COPIES": COPIES if cluster > 1 and self._width > USUAL else 1,  # where steps were timed with them
             "num_warps": self._tiling.warps,
             "num_stages": stages,
         }
