@@ -105,7 +105,7 @@ class FetchedOnce:
             self._values, self._arrived = _spare[self._key].pop()
         except (KeyError, IndexError):
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._arrived = torch.cuda.Event()  # torch gives it no types
+            self._arrived = torch.cuda.Event()
         self._values.copy_(values, non_blocking=True)
         self._arrived.record(find_stream(values.device))
 
