@@ -146,16 +146,16 @@ def test_the_sum_of_two_products(dtype: torch.dtype, outputs: int, biases: tuple
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("ahead", [2, 8])
+@pytest.mark.parametrize(("ahead", "registers"), [(2, None), (8, None), (8, 64)])
 @pytest.mark.parametrize("manner", MANNERS)
-def test_loading_ahead_changes_nothing(dtype: torch.dtype, ahead: int, manner: str) -> None:
+def test_loading_ahead_changes_nothing(dtype: torch.dtype, ahead: int, registers: int | None, manner: str) -> None:
     from unspool.kernels.gpu.products.row_product import RowTiling, multiply_row
 
     outputs, inputs = 33, 700
     weight = random(outputs * (2 if manner == "gated" else 1), inputs, dtype=dtype)
     x, out = random(1, inputs, dtype=dtype), random(1, outputs, dtype=dtype)
     settings, expected = surround(manner, weight.double(), x, out)
-    multiply_row(weight, x, out, RowTiling(4, 256, 4, ahead=ahead), **settings)
+    multiply_row(weight, x, out, RowTiling(4, 256, 4, ahead=ahead, registers=registers), **settings)
     check(out, expected, dtype)
 
 

@@ -172,6 +172,33 @@ def test_a_step_of_kernels_is_the_plain_pass(name: str, changes: dict[str, Any],
     torch.testing.assert_close(next_ssm, found_ssm, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("writes_last", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 32, 2, True, 3, 128), (1, 64, 1, False, 1), (4, 256, 4, True, 2)], ids=str)
+def test_every_tiling_of_the_projection_gives_the_plain_pass(sizes: tuple[Any, ...], writes_last: bool) -> None:
+    """Rows and columns of a program, its warps, when the next kernel starts, columns ahead, and registers."""
+    from unspool.kernels.gpu.products.row_product import RowTiling
+    from unspool.kernels.gpu.state_projection import ProjectionTiling
+
+    model = make_model()
+    cache = model.new_cache(rows=1)
+    model._run(torch.randint(0, VOCAB, (1, 5), device=DEVICE), cache, None, unspool.protocols.LAST, None)
+    tokens = torch.randint(0, VOCAB, (1, 1), device=DEVICE)
+    conv, next_conv, ssm, next_ssm = (one.clone() for one in cache.list_buffers())
+    for written in (next_conv, next_ssm):
+        written.fill_(torch.nan)  # every number must be written
+    buffers = (conv, next_conv, ssm, next_ssm)
+    step = model._captured._make_work(model.spec, model.weights, buffers, torch.float32)
+    assert step._tiling is not None
+    step._tiling = ProjectionTiling(RowTiling(*sizes), writes_last)
+    step.tokens.copy_(tokens[:, 0])
+    step.launch(buffers)
+    states, _ = model._run(tokens, cache, None, unspool.protocols.LAST, None)
+    torch.testing.assert_close(step.logits, model.weights.head(states[:, 0]), atol=2e-4, rtol=1e-3)
+    found_conv, _, found_ssm, _ = cache.list_buffers()  # they have been swapped
+    torch.testing.assert_close(next_conv, found_conv, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(next_ssm, found_ssm, atol=1e-4, rtol=1e-3)
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)

@@ -32,9 +32,10 @@ def soften(time):
 
 @triton.jit
 def begin_window(
-    HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr
+    HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, WRITES: tl.constexpr
 ):  # fmt: skip
-    """What a window's last inputs at channels `at` add to its convolution, and the weights of the new input.
+    """What a window's last inputs at channels `at` add to its convolution, the weights of the new input, and the inputs
+    that stay, which are written unless the caller does that.
 
     The inputs are the last step's, so they may be read before the kernel just before has ended.
     """
@@ -43,11 +44,14 @@ def begin_window(
         total = tl.load(BIAS + at, mask=is_there, other=0.0)
     HELD += row * TAPS * N
     KEPT += row * TAPS * N
+    stay = ()
     for tap in tl.static_range(TAPS - 1):
         held = tl.load(HELD + (tap + 1) * N + at, mask=is_there, other=0.0)
         total += held.to(tl.float32) * tl.load(KERNEL + tap * N + at, mask=is_there, other=0.0)
-        tl.store(KEPT + tap * N + at, held, mask=is_there)
-    return total, tl.load(KERNEL + (TAPS - 1) * N + at, mask=is_there, other=0.0)
+        if WRITES:
+            tl.store(KEPT + tap * N + at, held, mask=is_there)
+        stay = stay + (held,)
+    return total, tl.load(KERNEL + (TAPS - 1) * N + at, mask=is_there, other=0.0), stay
 
 
 @triton.jit
@@ -68,7 +72,7 @@ def _convolve(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = at < N
     let_next_start(PDL)
-    total, weight = begin_window(HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS, HAS_BIAS)
+    total, weight, _ = begin_window(HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS, HAS_BIAS, True)
     wait_for_input(PDL)
     u = end_window(PROJECTED, KEPT, total, weight, row, at, is_there, N, stride, TAPS)
     tl.store(U + row * N + at, u, mask=is_there)

@@ -116,6 +116,7 @@ def multiply_twins(
         AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
+        maxnreg=tiling.registers,
         **launch_options(),
     )
 
@@ -197,5 +198,6 @@ def multiply_sum(
         AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
+        maxnreg=tiling.registers,
         **launch_options(),
     )

@@ -133,5 +133,6 @@ def multiply_parts(
         AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
+        maxnreg=tiling.registers,
         **launch_options(),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.row_product import multiply_row
 from unspool.kernels.gpu.products.rows_product import RowsTiling, multiply_rows
 from unspool.kernels.gpu.products.rows_tilings import MOST_ROWS as MOST_TILED
-from unspool.kernels.gpu.products.rows_tilings import MOST_SPLITS, choose_rows_tiling
+from unspool.kernels.gpu.products.rows_tilings import MOST_SPLITS, choose_rows_tiling, starts_early
 from unspool.kernels.gpu.products.scaled_product import can_scale, multiply_scaled
 from unspool.kernels.gpu.products.tilings import (
     choose_float_tiling,
@@ -33,6 +33,9 @@ from unspool.kernels.gpu.products.tilings import (
 )
 from unspool.kernels.gpu.products.words import Words, rounds_inputs
 from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words, unpack_words
+
+if TYPE_CHECKING:
+    from unspool.kernels.gpu.products.staged_product import StagedTiling
 
 FEW_ROWS: Final = 6  # up to this many in float32, a quantised matrix is read again for every two rows
 MOST_UNPACKED: Final = 1 << 26  # numbers at a time
@@ -75,6 +78,13 @@ def multiply(
             after: dict[str, Any] = {"bias": bias, "activation": activation, "is_gated": is_gated, "kept": kept}
             multiply_normed(weight, x, out, warps, **before, **after)
             return
+        is_added = adds and norm is None and not centres and addend is None and activation == NONE and not is_gated
+        staged = _find_staged_tiling(weight, x) if is_added else None
+        if staged is not None:
+            from unspool.kernels.gpu.products.staged_product import multiply_staged
+
+            multiply_staged(weight, x, out, staged, bias=bias)
+            return
         held = choose_held_tiling(weight.shape[0], weight.shape[1], x.shape[0], weight.dtype, is_gated=is_gated)
         if held is not None:
             multiply_held(weight, x, out, held, **around, **before)
@@ -96,6 +106,15 @@ def multiply(
     elif wanted:
         x = arrange(x, wanted)
     _multiply_many(weight, x, out, order=order, **around)
+
+
+def _find_staged_tiling(weight: torch.Tensor, x: torch.Tensor) -> StagedTiling | None:
+    """The tiling of a product that is added to one row, if a part of the matrix goes to shared memory."""
+    if x.shape[0] > 1 or weight.dtype == torch.float32 or not starts_early():
+        return None
+    from unspool.kernels.gpu.products.staged_product import MEASURED
+
+    return MEASURED.get((weight.shape[0], weight.shape[1]))
 
 
 def multiply_beside(

@@ -27,13 +27,17 @@ from unspool.kernels.gpu.products.result import (
 
 @dataclass(frozen=True, slots=True)
 class RowTiling:
-    """How the matrix is cut: rows and columns per program, its warps, and when it lets the next kernel start."""
+    """How the matrix is cut: rows and columns per program, its warps, and when it lets the next kernel start.
+
+    With fewer registers per thread more programs are there at a time, this kernel's and those of the kernels around it.
+    """
 
     rows: int
     columns: int
     warps: int
     starts_next_early: bool = True
     ahead: int = 1  # how many times so many columns are loaded before the input is there
+    registers: int | None = None  # at most so many per thread; None: as the compiler chooses
 
 
 @triton.jit
@@ -234,4 +238,5 @@ def multiply_row(
         AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,
         num_warps=tiling.warps,
+        maxnreg=tiling.registers,
     )

@@ -44,7 +44,7 @@ def choose_rows_tiling(
     if kind is None:
         return _choose_plain(outputs, inputs, num_rows, is_gated=is_gated, is_split=is_split)
     is_whole = inputs % _WIDTH == 0 and outputs % _WIDTH == 0
-    if kind != "int4" and _SOME < num_rows <= _MANY and is_whole and _starts_early():
+    if kind != "int4" and _SOME < num_rows <= _MANY and is_whole and starts_early():
         return _choose_early_words(outputs, inputs, num_rows, kind, is_gated=is_gated, is_split=is_split)
     rows = min(_MANY, max(_SOME, 1 << (num_rows - 1).bit_length()))
     if num_rows > _MANY:
@@ -108,9 +108,9 @@ def _choose_plain(outputs: int, inputs: int, num_rows: int, *, is_gated: bool, i
         return None
     rows = 8 if num_rows <= _FEW else max(_SOME, 1 << (num_rows - 1).bit_length())
     is_head, is_few = outputs >= _WIDE, rows <= _SOME
-    if is_head and not (is_few and _starts_early()):  # ours writes float32: cuBLAS' needs a pass over the logits more
+    if is_head and not (is_few and starts_early()):  # ours writes float32: cuBLAS' needs a pass over the logits more
         return RowsTiling(rows, 64, 128 if is_few else 64, 1, 4, 4 if is_few else 5)
-    if not _starts_early() or not (is_few or is_gated or is_split):
+    if not starts_early() or not (is_few or is_gated or is_split):
         return None
     tile = (64, _WIDTH, 4, 3 if is_gated else 4 if is_head or not is_few else 6)
     splits = _count_splits(outputs, inputs, num_rows, rows, tile) if is_split and not is_gated else 1
@@ -118,7 +118,7 @@ def _choose_plain(outputs: int, inputs: int, num_rows: int, *, is_gated: bool, i
 
 
 @cache
-def _starts_early() -> bool:
+def starts_early() -> bool:
     """Whether there is a kernel that copies tiles before its input is there: on Hopper, with Triton's Gluon."""
     if not is_hopper():
         return False

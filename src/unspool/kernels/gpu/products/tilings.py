@@ -71,10 +71,10 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (1280, 5120): RowTiling(2, 1024, 4, ahead=5),
     (3072, 1024): RowTiling(16, 256, 4, ahead=4),
     (4096, 1024): RowTiling(16, 256, 4, ahead=4),
-    # in whole steps of a Mamba of 2.8B
+    # in whole steps of a Mamba and a Mamba-2 of 2.8B
     (10240, 2560): RowTiling(8, 512, 4),
     (192, 5120): RowTiling(1, 1024, 4, ahead=5),
-    (2560, 5120): RowTiling(4, 1024, 4, ahead=3),
+    (2560, 5120): RowTiling(4, 1024, 4, ahead=3, registers=96),
 }
 
 _MEASURED_OF_TWO: Final[dict[tuple[int, int], RowTiling]] = {
