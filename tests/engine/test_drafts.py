@@ -65,7 +65,7 @@ def test_any_mix_with_draft_models(data: st.DataObject) -> None:
     prompts = [[3 + data.draw(st.integers(0, 19)) for _ in range(data.draw(st.integers(1, 30)))] for _ in asked]
     cancelled = {place for place in range(len(asked)) if data.draw(st.integers(0, 5)) == 0}
     alone = [lm.generate(prompt, **one).token_ids for prompt, one in zip(prompts, asked, strict=True)]
-    with make_engine(lm, data.draw(st.sampled_from([200, 14]))) as engine:
+    with make_engine(lm, data.draw(st.sampled_from([200, 16]))) as engine:  # 16: what the largest of them needs alone
         plain = engine.submit([5, 6], max_new_tokens=9)
         requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, asked, strict=True)]
         for place in cancelled:
