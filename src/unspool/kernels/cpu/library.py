@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -213,7 +214,9 @@ def _open() -> tuple[Library | None, str]:
     try:
         handle = ctypes.CDLL(str(FILE))
         if handle.us_abi() != ABI:
-            return None, f"{FILE.name} is of another version; build it again (python -m unspool.kernels.cpu.build)"
+            reason = f"{FILE.name} is of another version; build it again (python -m unspool.kernels.cpu.build)"
+            warnings.warn(f"steps on the CPU are many times slower: {reason}", RuntimeWarning, stacklevel=3)
+            return None, reason
         library = Library(handle)
     except (OSError, AttributeError) as error:
         return None, f"{FILE.name} can't be loaded: {error}"
