@@ -127,6 +127,7 @@ def test_groups_avoid_what_earlier_ones_chose(
             num_beams=num_beams,
             num_groups=num_groups,
             num_candidates=num_candidates,
+            num_ranked=few,
             penalty=0.7,
             never=NEVER,
             is_normalised=is_normalised,

@@ -155,6 +155,7 @@ def select_groups(
         num_beams=settings.num_beams,
         num_groups=settings.num_groups,
         num_candidates=num_candidates,
+        num_ranked=few,
         penalty=penalty,
         never=NEVER,
         is_normalised=is_normalised,

@@ -394,11 +394,6 @@ def choose_beams(
     return chosen
 
 
-def count_grouped(num_beams: int, num_groups: int, num_candidates: int) -> int:
-    """Tokens of a row that can be among its group's candidates: as many more as earlier groups can lower."""
-    return num_candidates + num_beams - num_beams // num_groups
-
-
 def choose_in_groups(
     scores: torch.Tensor,  # (rows, vocab) float32: logits, or log-probabilities if they are normalised
     running: torch.Tensor,  # (rows,) float32
@@ -407,6 +402,7 @@ def choose_in_groups(
     num_beams: int,
     num_groups: int,
     num_candidates: int,  # of a group
+    num_ranked: int,  # tokens of a row that can be among them: more, by what earlier groups can lower
     penalty: float,
     never: float,
     is_normalised: bool,
@@ -418,7 +414,7 @@ def choose_in_groups(
     """
     scores = lay_in_rows(scores)
     rows, vocab = scores.shape
-    prompts, few = rows // num_beams, min(count_grouped(num_beams, num_groups, num_candidates), vocab)
+    prompts, few = rows // num_beams, min(num_ranked, vocab)
     ranked = _find_likeliest(scores, few, is_normalised=is_normalised)
     chosen = _Chosen.make(rows, (prompts, num_groups, 3, num_candidates), scores.device)
     launch(
