@@ -36,8 +36,8 @@ def choose(logits: torch.Tensor, running: torch.Tensor, settings: BeamSettings, 
 
     ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64, device=DEVICE)
     counts = {"num_beams": settings.num_beams, "num_candidates": settings.num_candidates, "never": NEVER}
-    told = {"is_normalised": False, **counts, **more}
-    found = choose_beams(logits.to(DEVICE), running.to(DEVICE), ends, **told)
+    report = {"is_normalised": False, **counts, **more}
+    found = choose_beams(logits.to(DEVICE), running.to(DEVICE), ends, **report)
     return Selection(*(one.cpu() for one in found))
 
 
@@ -83,16 +83,16 @@ def test_candidates_and_beams(num_beams: int, num_ends: int, vocab: int, is_norm
 
 
 @pytest.mark.parametrize("vocab,count", [(9_000, 2), (60, 20), (4_096, 1)])
-def test_told_logprobs(vocab: int, count: int) -> None:
-    from unspool.kernels.gpu.sampling.beams import tell_logprobs
+def test_reported_logprobs(vocab: int, count: int) -> None:
+    from unspool.kernels.gpu.sampling.beams import report_logprobs
 
     generator = torch.Generator().manual_seed(count)
     logits = torch.randn(5, vocab, generator=generator) * 4
     logits[2, 7:] = -INF
     asked = torch.tensor([5, vocab - 1, 3, -1, 6])
-    told = tell_logprobs(logits.to(DEVICE)[:, :vocab], asked.to(DEVICE), count).cpu()
+    report = report_logprobs(logits.to(DEVICE)[:, :vocab], asked.to(DEVICE), count).cpu()
     logprobs = logits.log_softmax(-1)
-    tokens, own, found, values = told.split([1, 1, count, count], dim=1)
+    tokens, own, found, values = report.split([1, 1, count, count], dim=1)
     assert tokens.flatten().tolist() == [5, vocab - 1, 3, 0, 6]
     torch.testing.assert_close(own.float(), logprobs.gather(1, tokens.long()), rtol=1e-6, atol=2e-6)
     expected = logprobs.topk(count)

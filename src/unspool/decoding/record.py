@@ -150,10 +150,10 @@ class PendingLogprobs:
 def fetch_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> PendingLogprobs:
     """Begin to copy what `read_logprobs` returns; 0 stands for a token that could not be chosen."""
     if num_top and runs_kernels(logits.device):
-        from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, tell_logprobs  # Triton, where a GPU is used
+        from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, report_logprobs  # Triton, where a GPU is used
 
         if num_top <= min(MOST_CANDIDATES, logits.shape[-1]):
-            return PendingLogprobs(fetch_once(tell_logprobs(logits.float(), tokens, num_top)))
+            return PendingLogprobs(fetch_once(report_logprobs(logits.float(), tokens, num_top)))
     tokens = tokens.clamp(min=0)
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     parts = [tokens[:, None], logprobs.gather(1, tokens[:, None])]

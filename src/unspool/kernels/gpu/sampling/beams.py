@@ -87,14 +87,14 @@ def _rank_tiles(
         scores = tl.where(at == found, float("-inf"), scores)
 
 
-@triton.jit(do_not_specialize=["RUNNING", "ASKED", "TOLD", "asked_stride"])
+@triton.jit(do_not_specialize=["RUNNING", "ASKED", "REPORT", "asked_stride"])
 def _rank_rows(
-    SCORES, PARTS, TOPS, TOKENS, RUNNING, VALUES, TOTALS, FOUND, ASKED, TOLD, num_tiles, row_stride, asked_stride,
+    SCORES, PARTS, TOPS, TOKENS, RUNNING, VALUES, TOTALS, FOUND, ASKED, REPORT, num_tiles, row_stride, asked_stride,
     K: tl.constexpr, PLACES: tl.constexpr, TILES: tl.constexpr, IS_NORMALISED: tl.constexpr, DRAWS: tl.constexpr,
-    ADDS: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
+    ADDS: tl.constexpr, REPORTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A row's likeliest tokens, in descending order, and their log-probabilities; with `ADDS` those of the sequences
-    that they make, and with `DRAWS` also what these are compared by. With `TELLS` they are written in float64 after a
+    that they make, and with `DRAWS` also what these are compared by. With `REPORTS` they are written in float64 after a
     token that was asked for and its log-probability."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PLACES)
@@ -120,17 +120,17 @@ def _rank_rows(
             value = _load_unclamped(top, TOPS + first + place) - total
             if ADDS:
                 value += running
-            if TELLS:
-                tl.store(TOLD + row * (2 + 2 * K) + 2 + rank, token.to(tl.float64))
-                tl.store(TOLD + row * (2 + 2 * K) + 2 + K + rank, value.to(tl.float64))
+            if REPORTS:
+                tl.store(REPORT + row * (2 + 2 * K) + 2 + rank, token.to(tl.float64))
+                tl.store(REPORT + row * (2 + 2 * K) + 2 + K + rank, value.to(tl.float64))
             else:
                 tl.store(VALUES + row * K + rank, value)
         tl.store(FOUND + row * K + rank, token)
         tops = tl.where(at == place, float("-inf"), tops)
-    if TELLS:
+    if REPORTS:
         asked = tl.maximum(tl.load(ASKED + row * asked_stride), 0)  # if no token could be chosen
-        tl.store(TOLD + row * (2 + 2 * K), asked.to(tl.float64))
-        tl.store(TOLD + row * (2 + 2 * K) + 1, (tl.load(SCORES + row * row_stride + asked) - total).to(tl.float64))
+        tl.store(REPORT + row * (2 + 2 * K), asked.to(tl.float64))
+        tl.store(REPORT + row * (2 + 2 * K) + 1, (tl.load(SCORES + row * row_stride + asked) - total).to(tl.float64))
 
 
 @triton.jit
@@ -271,7 +271,7 @@ def _find_likeliest(
     running: torch.Tensor | None = None,  # (rows,): what is added
     drawing: tuple[torch.Tensor, torch.Tensor] | None = None,  # seeds and positions
     num_beams: int = 1,
-    telling: tuple[torch.Tensor, torch.Tensor] | None = None,  # tokens, and where log-probabilities are told
+    reporting: tuple[torch.Tensor, torch.Tensor] | None = None,  # tokens, and where the report is written
 ) -> _Ranking:
     """Rank the `count` likeliest tokens of every tile, and then of every row."""
     rows, vocab = scores.shape
@@ -279,7 +279,7 @@ def _find_likeliest(
     ranked = _kept.lend((rows, tiles, count), device, lambda: _Ranking.make(rows, tiles, count, device))
     seeds, positions = (ranked.found, ranked.found) if drawing is None else drawing  # read if it draws
     added = ranked.values if running is None else running
-    asked, told = (ranked.found, ranked.values) if telling is None else telling
+    asked, report = (ranked.found, ranked.values) if reporting is None else reporting
     launch(
         _rank_tiles,
         (rows, tiles),
@@ -314,7 +314,7 @@ def _find_likeliest(
         ranked.totals,
         ranked.found,
         asked,
-        told,
+        report,
         tiles,
         scores.stride(0),
         asked.stride(0),
@@ -324,7 +324,7 @@ def _find_likeliest(
         IS_NORMALISED=is_normalised,
         DRAWS=drawing is not None,
         ADDS=running is not None,
-        TELLS=telling is not None,
+        REPORTS=reporting is not None,
         **options,
     )
     return ranked
@@ -440,10 +440,10 @@ def choose_in_groups(
     return chosen
 
 
-def tell_logprobs(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
+def report_logprobs(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
     """The log-probabilities of tokens (rows,) and of the `count` likeliest under logits (rows, vocab) float32, as
     (rows, 2 + 2 * count) float64: the token (0 if it is negative), its own, the likeliest tokens, theirs."""
     logits = lay_in_rows(logits)
-    told = torch.empty(len(logits), 2 + 2 * count, dtype=torch.float64, device=logits.device)
-    _find_likeliest(logits, count, is_normalised=False, telling=(tokens, told))
-    return told
+    report = torch.empty(len(logits), 2 + 2 * count, dtype=torch.float64, device=logits.device)
+    _find_likeliest(logits, count, is_normalised=False, reporting=(tokens, report))
+    return report
