@@ -112,3 +112,10 @@ def test_what_is_on_the_host_is_read_as_it_is() -> None:
     values = torch.arange(6).view(2, 3)
     assert fetch_once(values).read_list() == values.tolist()
     assert fetch_once(values).read(lambda held: held is values)
+
+
+def test_a_second_reading_is_noticed_on_the_host_too() -> None:
+    fetched = fetch_once(torch.arange(3))
+    assert fetched.read_list() == [0, 1, 2]
+    with pytest.raises(AssertionError, match="read before"):
+        fetched.read_list()

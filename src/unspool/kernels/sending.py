@@ -111,12 +111,11 @@ class FetchedOnce:
 
     def read(self, make: Callable[[torch.Tensor], Read]) -> Read:
         """What a function makes of the tensor, once it is there; the function must keep no part of it."""
-        assert not self._is_read, "its memory may hold another copy by now"
-        if self._arrived is None:
-            return make(self._values)
-        _await(self._arrived)
+        assert not self._is_read, "it was read before: its memory may hold another copy by now"
+        if self._arrived is not None:
+            _await(self._arrived)
         made, self._is_read = make(self._values), True
-        if self._values.numel() <= _LARGEST_SPARE:
+        if self._arrived is not None and self._values.numel() <= _LARGEST_SPARE:
             if len(_spare) > _MOST_SHAPES:
                 _spare.clear()
             spare = _spare.setdefault(self._key, [])
