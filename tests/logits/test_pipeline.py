@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,8 +208,30 @@ def test_a_custom_processor_takes_the_place_of_the_models_own() -> None:
 )
 def test_what_cannot_be_is_refused_before_the_first_pass(settings: dict[str, Any], told: str) -> None:
     model = FakeModel(VOCAB)
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=told) as raised:
         generate(model, **pad_left(ROWS), max_new_tokens=5, eos_token_id=EOS, **settings)
+    assert model.num_passes == 0
+    wording = raised.value.wording  # so that a server's client reads the names of its own fields
+    assert wording is not None and {one.name for one in wording.settings} & {*settings, "tokenizer"}
+
+
+def test_what_a_part_from_outside_says_is_led_in_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its message may quote the setting's name in passing, and does not say which value can't be."""
+
+    def refuse(kind: Any, build: Any) -> Any:
+        raise SettingError("a list beside `min_p` is too long")
+
+    monkeypatch.setitem(PROCESSORS._entries, "min_p", replace(PROCESSORS["min_p"], make=refuse))
+    with pytest.raises(SettingError, match=r"^`min_p`=0.25 can't be: a list beside `min_p` is too long$") as raised:
+        build({"min_p": 0.25, "do_sample": True})
+    assert [one.name for one in raised.value.wording.settings] == ["min_p"]
+
+
+@pytest.mark.parametrize("given", [3, [lambda ids, scores: scores, "top_p"]])
+def test_a_processor_has_to_be_callable(given: Any) -> None:
+    model = FakeModel(VOCAB)
+    with pytest.raises(SettingError, match=r"`logits_processor` holds a (int|str), which can't be called"):
+        generate(model, [[1, 2]], max_new_tokens=5, logits_processor=given)
     assert model.num_passes == 0
 
 

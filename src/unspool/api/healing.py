@@ -12,7 +12,6 @@ from unspool.config import GenerationConfig
 from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.run import Run
-from unspool.errors import SettingError
 from unspool.logits import LogitsProcessor
 from unspool.plan import PromptShape, merge, settle
 from unspool.protocols import Model
@@ -39,10 +38,6 @@ class GrowingTokens(LogitsProcessor):
 
 def heal_prompts(model: Model, prompts: Prompts, tokenizer: Any, pad_token_id: int) -> tuple[Prompts, list[str]]:
     """The prompts with their last tokens chosen again, and the text that this added to each."""
-    if tokenizer is None:
-        raise SettingError("`token_healing` looks for tokens by their text: pass the model's `tokenizer` too")
-    if prompts.embeds is not None or prompts.source is not None:
-        raise SettingError("`token_healing` rewrites a decoder's prompt of tokens; this call has none. Leave it out")
     width = prompts.width
     rows = [prompts.ids[row, width - length :].tolist() for row, length in enumerate(prompts.lengths)]
     tails = {row: find_tail(tokenizer, ids, model.info.vocab_size) for row, ids in enumerate(rows)}

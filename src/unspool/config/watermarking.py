@@ -15,6 +15,7 @@ from unspool.errors import SettingError
 from unspool.numeric import is_number, to_plain
 from unspool.registry import resolve
 from unspool.small_files import write_text
+from unspool.wording import about
 
 LARGEST_TABLE = 2**24
 LARGEST_KEY = 2**63 - 1
@@ -90,17 +91,16 @@ class BaseWatermarkingConfig(ABC):
 def _check_integer(name: str, value: Any, at_least: int, at_most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= at_most:
         found = "is not" if name in SECRETS else f"is {value!r}"
-        raise SettingError(
-            f"`watermarking_config` is wrong: `{name}` should be an integer from {at_least} to {at_most}, but {found}."
-        )
+        raise _refuse(f"`{name}` should be an integer from {at_least} to {at_most}, but {found}.")
 
 
 def _check_number(name: str, value: Any, at_least: float, at_most: float) -> None:
     if not is_number(value) or not at_least <= value <= at_most:
-        raise SettingError(
-            f"`watermarking_config` is wrong: `{name}` should be a number from {at_least} to {at_most}, "
-            f"but is {value!r}."
-        )
+        raise _refuse(f"`{name}` should be a number from {at_least} to {at_most}, but is {value!r}.")
+
+
+def _refuse(reason: str) -> SettingError:
+    return SettingError(about("watermarking_config", f"is wrong: {reason}"))
 
 
 @dataclass(repr=False)
@@ -116,14 +116,14 @@ class WatermarkingConfig(BaseWatermarkingConfig):
     def validate(self) -> None:
         """Raise a SettingError for an invalid value."""
         if self.seeding_scheme not in ("lefthash", "selfhash"):
-            raise SettingError(
-                "`watermarking_config` is wrong: `seeding_scheme` should be 'lefthash' or 'selfhash' (or 'gumbel', of "
+            raise _refuse(
+                "`seeding_scheme` should be 'lefthash' or 'selfhash' (or 'gumbel', of "
                 f"a GumbelWatermarkingConfig), but is {self.seeding_scheme!r}."
             )
         _check_number("greenlist_ratio", self.greenlist_ratio, 0.0, 1.0)
         if self.greenlist_ratio in (0.0, 1.0):
-            raise SettingError(
-                "`watermarking_config` is wrong: `greenlist_ratio` should lie between 0 and 1, without either: an "
+            raise _refuse(
+                "`greenlist_ratio` should lie between 0 and 1, without either: an "
                 "empty list, or one of all tokens, marks nothing."
             )
         _check_number("bias", self.bias, -1e6, 1e6)
@@ -147,7 +147,7 @@ class SynthIDTextWatermarkingConfig(BaseWatermarkingConfig):
         """Raise a SettingError for an invalid value."""
         _check_integer("ngram_len", self.ngram_len, 2, LONGEST_CONTEXT)
         if not isinstance(self.keys, (list, tuple)) or not 0 < len(self.keys) <= MOST_KEYS:
-            raise SettingError(f"`watermarking_config` is wrong: `keys` should be a list of 1 to {MOST_KEYS} integers.")
+            raise _refuse(f"`keys` should be a list of 1 to {MOST_KEYS} integers.")
         for key in self.keys:
             _check_integer("keys", key, -LARGEST_KEY, LARGEST_KEY)
         _check_integer("context_history_size", self.context_history_size, 1, LARGEST_HISTORY)
@@ -166,8 +166,8 @@ class GumbelWatermarkingConfig(BaseWatermarkingConfig):
     def validate(self) -> None:
         """Raise a SettingError for an invalid value."""
         if self.seeding_scheme != "gumbel":
-            raise SettingError(
-                "`watermarking_config` is wrong: a GumbelWatermarkingConfig's `seeding_scheme` is 'gumbel', not "
+            raise _refuse(
+                "a GumbelWatermarkingConfig's `seeding_scheme` is 'gumbel', not "
                 f"{self.seeding_scheme!r}; use a WatermarkingConfig for green lists."
             )
         _check_integer("hashing_key", self.hashing_key, -LARGEST_KEY, LARGEST_KEY)

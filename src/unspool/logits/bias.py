@@ -14,7 +14,7 @@ from unspool.errors import SettingError
 from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.rows import read_token_ids
 from unspool.numeric import is_number
-from unspool.wording import Setting, word
+from unspool.wording import Setting, about, word
 
 INF = float("inf")
 MOST_SEQUENCES = 65_536
@@ -97,7 +97,7 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
 
     def __init__(self, bad_words_ids: Sequence[Sequence[int]], eos_token_id: Any = None) -> None:
         if not isinstance(bad_words_ids, (list, tuple)) or not bad_words_ids:
-            raise SettingError(f"`bad_words_ids` has to be a non-empty list, but is {bad_words_ids!r}.")
+            raise SettingError(about("bad_words_ids", f"has to be a non-empty list, but is {bad_words_ids!r}."))
         self.bad_word_ids = [self._read_word(word) for word in bad_words_ids]
         ends = [] if eos_token_id is None else read_token_ids("eos_token_id", eos_token_id, may_be_negative=True)
         forbidden = {tuple(word): -INF for word in self.bad_word_ids if not (len(word) == 1 and word[0] in ends)}
@@ -107,7 +107,7 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
     @staticmethod
     def _read_word(word: Any) -> list[int]:
         if not isinstance(word, (list, tuple)):
-            raise SettingError(f"`bad_words_ids` has to be a list of lists, but holds {word!r}.")
+            raise SettingError(about("bad_words_ids", f"has to be a list of lists, but holds {word!r}."))
         return read_token_ids("bad_words_ids", word)
 
 
@@ -118,7 +118,9 @@ class LogitBiasLogitsProcessor(SequenceBiasLogitsProcessor):
 
     def __init__(self, logit_bias: Mapping[Any, float]) -> None:
         if not isinstance(logit_bias, Mapping) or not logit_bias:
-            raise SettingError(f"`logit_bias` has to be a non-empty dict {{token id: bias}}, but is {logit_bias!r}.")
+            raise SettingError(
+                about("logit_bias", f"has to be a non-empty dict {{token id: bias}}, but is {logit_bias!r}.")
+            )
         super().__init__({(_read_key(token),): bias for token, bias in logit_bias.items()})
 
 
@@ -126,23 +128,25 @@ def read_sequence_bias(name: str, given: Any) -> dict[TokenSequence, float]:
     """Sequences and their biases, from either form; each checked."""
     given = [given] if is_one_bias(given) else given
     if not isinstance(given, (Mapping, list, tuple)) or not given:
-        raise SettingError(f"`{name}` has to be a non-empty dictionary, or non-empty list of lists, but is {given!r}.")
+        raise SettingError(
+            about(name, f"has to be a non-empty dictionary, or non-empty list of lists, but is {given!r}.")
+        )
     if len(given) > MOST_SEQUENCES:
-        raise SettingError(f"`{name}` has {len(given)} sequences; at most {MOST_SEQUENCES} are taken.")
+        raise SettingError(about(name, f"has {len(given)} sequences; at most {MOST_SEQUENCES} are taken."))
     pairs: list[Any] = list(given.items()) if isinstance(given, Mapping) else list(given)
     return dict(_read_pair(name, pair) for pair in pairs)
 
 
 def _read_pair(name: str, pair: Any) -> tuple[TokenSequence, float]:
     if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], (list, tuple)):
-        raise SettingError(f"`{name}` has to be made of pairs of token ids and a bias, but holds {pair!r}.")
+        raise SettingError(about(name, f"has to be made of pairs of token ids and a bias, but holds {pair!r}."))
     ids, bias = read_token_ids(name, pair[0]), pair[1]
     if not 0 < len(ids) <= LONGEST_SEQUENCE:
         raise SettingError(
-            f"`{name}` holds a sequence of {len(ids)} tokens; a bias needs 1 to {LONGEST_SEQUENCE} to stand on."
+            about(name, f"holds a sequence of {len(ids)} tokens; a bias needs 1 to {LONGEST_SEQUENCE} to stand on.")
         )
     if not is_number(bias, allows_infinity=True):
-        raise SettingError(f"`{name}` has to hold a number for each sequence, but holds {bias!r} for {ids}.")
+        raise SettingError(about(name, f"has to hold a number for each sequence, but holds {bias!r} for {ids}."))
     return tuple(ids), float(bias)
 
 
@@ -150,5 +154,5 @@ def _read_key(token: Any) -> int:
     if isinstance(token, str) and token.isdecimal():  # JSON has no other keys
         return int(token)
     if isinstance(token, bool) or not isinstance(token, Integral):
-        raise SettingError(f"`logit_bias` has to have token ids as keys, but has {token!r}.")
+        raise SettingError(about("logit_bias", f"has to have token ids as keys, but has {token!r}."))
     return int(token)

@@ -7,6 +7,7 @@ import torch
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import as_finite_float, as_positive_integer
+from unspool.wording import about, word
 
 
 class HammingDiversityLogitsProcessor(LogitsProcessor):
@@ -19,12 +20,18 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         self.diversity_penalty = as_finite_float("diversity_penalty", diversity_penalty)
         if self.diversity_penalty <= 0:
             raise SettingError(
-                f"`diversity_penalty` should be a float strictly larger than 0, but is {diversity_penalty}."
+                about("diversity_penalty", f"should be a float strictly larger than 0, but is {diversity_penalty}.")
             )
         self._num_beams = as_positive_integer("num_beams", num_beams, at_least=2)
         groups = as_positive_integer("num_beam_groups", num_beam_groups, at_least=2)
         if groups > num_beams:
-            raise SettingError(f"`num_beam_groups` ({groups}) has to be at most `num_beams` ({num_beams}).")
+            raise SettingError(
+                word(
+                    "{num_beam_groups} ({groups}) has to be at most {num_beams} ({given}).",
+                    groups=groups,
+                    given=num_beams,
+                )
+            )
         self._num_sub_beams = num_beams // groups
 
     def __call__(  # type: ignore[override]  # the list passes what a signature asks for

@@ -12,6 +12,7 @@ from unspool.errors import SettingError
 from unspool.kernels.sending import send
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import RowValues, TokenIds, as_positive_integer
+from unspool.wording import about
 
 INF = float("inf")
 
@@ -108,7 +109,9 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         self, prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]], num_beams: int = 1
     ) -> None:
         if not callable(prefix_allowed_tokens_fn):
-            raise SettingError("`prefix_allowed_tokens_fn` has to be a function (batch_id, input_ids) -> token ids.")
+            raise SettingError(
+                about("prefix_allowed_tokens_fn", "has to be a function (batch_id, input_ids) -> token ids.")
+            )
         self._function = prefix_allowed_tokens_fn
         self._num_beams = as_positive_integer("num_beams", num_beams)
         self._numbers: list[int] | None = None  # the rows that are left, by their number in the call
@@ -124,11 +127,16 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
             tokens = torch.as_tensor(allowed, device=scores.device).reshape(-1)
             if tokens.numel() == 0:
                 raise SettingError(
-                    f"`prefix_allowed_tokens_fn` returned an empty list for batch ID {prompt}: "
-                    "the constraint can't be satisfied. Return at least one token, for instance the end token."
+                    about(
+                        "prefix_allowed_tokens_fn",
+                        f"returned an empty list for batch ID {prompt}: the constraint can't be satisfied. "
+                        "Return at least one token, for instance the end token.",
+                    )
                 )
             if scores.device.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
-                raise SettingError(f"`prefix_allowed_tokens_fn` returned ids outside the vocabulary of {vocab} tokens.")
+                raise SettingError(
+                    about("prefix_allowed_tokens_fn", f"returned ids outside the vocabulary of {vocab} tokens.")
+                )
             mask[place, tokens.long()] = 0
         allowed_scores = scores + mask
         owners = send(prompts, scores.device)  # a group of beams has fewer than `num_beams` of a prompt's

@@ -9,6 +9,7 @@ import torch
 from unspool.errors import InputError, SettingError
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import as_finite_float
+from unspool.wording import about
 
 
 class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
@@ -17,7 +18,7 @@ class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     def __init__(self, guidance_scale: float) -> None:
         self.guidance_scale = as_finite_float("guidance_scale", guidance_scale)
         if self.guidance_scale <= 1:
-            raise SettingError(f"`guidance_scale` has to be above 1 for guidance, but is {guidance_scale!r}.")
+            raise SettingError(about("guidance_scale", f"has to be above 1 for guidance, but is {guidance_scale!r}."))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The guided scores (rows, vocab) of scores (2 * rows, vocab), the conditional rows first."""

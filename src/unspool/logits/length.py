@@ -10,6 +10,7 @@ import torch
 from unspool.errors import SettingError
 from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.rows import Numbers, RowValues, TokenIds, as_finite_float, as_positive_integer
+from unspool.wording import about
 
 INF = float("inf")
 
@@ -94,13 +95,13 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
         name = "exponential_decay_length_penalty"
         given = exponential_decay_length_penalty
         if not isinstance(given, (list, tuple)) or len(given) != 2:
-            raise SettingError(f"`{name}` has to be a pair (start, factor), but is {given!r}.")
+            raise SettingError(about(name, f"has to be a pair (start, factor), but is {given!r}."))
         start = as_positive_integer(f"{name}[0]", given[0], at_least=0)
         width = as_positive_integer("input_ids_seq_length", input_ids_seq_length, at_least=0)
         self._start = RowValues.of_columns("regulation_start", start + width, at_least=0)
         self.regulation_factor = as_finite_float(f"{name}[1]", given[1])
         if self.regulation_factor <= 0:
-            raise SettingError(f"`{name}` has to have a factor above 0, but it is {given[1]!r}.")
+            raise SettingError(about(name, f"has to have a factor above 0, but it is {given[1]!r}."))
         self._ends = TokenIds("eos_token_id", eos_token_id)
         self.eos_token_id = torch.tensor(self._ends.ids)
 

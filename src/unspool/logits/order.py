@@ -23,6 +23,7 @@ from unspool.errors import SettingError
 from unspool.logits.entry import ProcessorEntry, Stage, check_entry
 from unspool.logits.sampling_order import SAMPLING
 from unspool.registry import Table
+from unspool.wording import about
 
 if TYPE_CHECKING:
     from unspool.logits.building import Build
@@ -51,8 +52,11 @@ def _make_sequence_bias(processor: Any, build: Build) -> Any:
         outside = [token for token in tokens if token >= build.context.vocab_size]
         if outside:
             raise SettingError(
-                f"`sequence_bias` names the token {outside[0]}, outside the model's vocabulary of "
-                f"{build.context.vocab_size} tokens"
+                about(
+                    "sequence_bias",
+                    f"names the token {outside[0]}, outside the model's vocabulary of "
+                    f"{build.context.vocab_size} tokens; use ids from 0 to {build.context.vocab_size - 1}",
+                )
             )
     return made
 

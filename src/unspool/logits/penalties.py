@@ -12,6 +12,7 @@ from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import Numbers, RowTable, RowValues, as_positive_float, in_range
 from unspool.logits.temperature import exact_dtype
+from unspool.wording import about
 
 LARGEST_PENALTY = 1e4
 
@@ -198,7 +199,7 @@ def is_real(seen: torch.Tensor, first: int, pads: torch.Tensor) -> torch.Tensor:
 def read_encoder_ids(ids: Any) -> torch.Tensor:
     """An encoder's input as (rows, length)."""
     if not isinstance(ids, torch.Tensor) or ids.dim() not in (1, 2) or ids.is_floating_point() or ids.numel() == 0:
-        raise SettingError("`encoder_input_ids` has to be a tensor of token ids of the shape (rows, length).")
+        raise SettingError(about("encoder_input_ids", "has to be a tensor of token ids of the shape (rows, length)."))
     return ids[None] if ids.dim() == 1 else ids
 
 

@@ -12,6 +12,7 @@ from unspool.logits.building import Build, Context
 from unspool.logits.entry import STAGES, ProcessorEntry, Stage
 from unspool.logits.order import PROCESSORS, list_stage
 from unspool.registry import is_from, resolve
+from unspool.wording import Setting, Wording, about, word
 
 GIVEN = frozenset({"uniforms", "logits", "current_tokens", "beam_group_idx"})
 """What decoding gives to processors that require it; `pads` only if there are any."""
@@ -74,10 +75,11 @@ def _make(entry: ProcessorEntry, build: Build) -> LogitsProcessor:
         made: LogitsProcessor = entry.make(resolve(entry.processor), replace(build, setting=entry.setting))
         return made
     except SettingError as error:
-        if f"`{entry.setting}`" in str(error):
+        reason = str(error) if error.wording is None else error.wording
+        if isinstance(reason, Wording) and entry.setting in {one.name for one in reason.settings}:
             raise
-        given = getattr(build.settings, entry.setting, None)
-        raise SettingError(f"`{entry.setting}`={given!r} can't be: {error}") from error
+        given = Setting(entry.setting, repr(getattr(build.settings, entry.setting, None)))
+        raise SettingError(word("{given} can't be: {reason}", given=given, reason=reason)) from error
 
 
 def _replace_by_custom(made: list[tuple[ProcessorEntry, LogitsProcessor]], context: Context) -> list[LogitsProcessor]:
@@ -85,17 +87,17 @@ def _replace_by_custom(made: list[tuple[ProcessorEntry, LogitsProcessor]], conte
 
     One of transformers' takes it also from a setting of the call, as it does there.
     """
-    for processor in context.custom:
-        if not callable(processor):
-            raise SettingError(f"logits_processor holds a {type(processor).__name__}, which can't be called")
     own = {_find_kind(processor): processor for processor in context.custom}
     result: list[LogitsProcessor] = []
     for entry, processor in made:
         custom = own.get(type(processor).__name__, processor)
         if custom is not processor and type(custom) is type(processor) and entry.setting in context.asked:
             raise SettingError(
-                f"`{entry.setting}` and a {type(processor).__name__} among the logits_processor ask for the same "
-                "thing twice; give one of them"
+                about(
+                    entry.setting,
+                    f"and a {type(processor).__name__} among the logits_processor ask for the same thing twice; give "
+                    "one of them",
+                )
             )
         result.append(custom)
     placed = {id(processor) for processor in result}

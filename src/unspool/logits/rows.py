@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from unspool.errors import InputError, SettingError
 from unspool.numeric import is_number
+from unspool.wording import about
 
 MOST_ROWS = 65_536
 MOST_IDS = 1_048_576
@@ -35,7 +36,7 @@ class RowValues:
         given: Any = value.tolist() if isinstance(value, torch.Tensor) else value
         numbers: list[Any] = list(given) if is_per_row else [given]
         if not 0 < len(numbers) <= MOST_ROWS:
-            raise SettingError(f"`{name}` has {len(numbers)} values; give one, or one for each of the rows.")
+            raise SettingError(about(name, f"has {len(numbers)} values; give one, or one for each of the rows."))
         checked = [check(number) for number in numbers]
         dtype = torch.int64 if isinstance(checked[0], int) else torch.float64
         return cls(name, torch.tensor(checked, dtype=dtype), is_per_row)
@@ -149,17 +150,17 @@ def read_token_ids(name: str, ids: Any, *, may_be_negative: bool = False) -> lis
     """One id, a list or a tensor of them, as a checked list."""
     if isinstance(ids, torch.Tensor):
         if ids.is_floating_point() or ids.dtype == torch.bool:
-            raise SettingError(f"`{name}` has to be made of token ids, but is a tensor of {ids.dtype}.")
+            raise SettingError(about(name, f"has to be made of token ids, but is a tensor of {ids.dtype}."))
         ids = ids.tolist()
     given = [ids] if isinstance(ids, Integral) else ids
     if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
-        raise SettingError(f"`{name}` has to be a token id or a list of positive integers, but is {ids!r}.")
+        raise SettingError(about(name, f"has to be a token id or a list of positive integers, but is {ids!r}."))
     listed = list(given)
     if len(listed) > MOST_IDS:
-        raise SettingError(f"`{name}` has {len(listed)} token ids; at most {MOST_IDS} are taken.")
+        raise SettingError(about(name, f"has {len(listed)} token ids; at most {MOST_IDS} are taken."))
     for token in listed:
         if isinstance(token, bool) or not isinstance(token, Integral) or (int(token) < 0 and not may_be_negative):
-            raise SettingError(f"`{name}` has to be a list of positive integers, but holds {token!r}.")
+            raise SettingError(about(name, f"has to be a list of positive integers, but holds {token!r}."))
     return [int(token) for token in listed]
 
 
@@ -171,7 +172,7 @@ def holds_rows(value: Any) -> bool:
 def as_finite_float(name: str, value: Any) -> float:
     """One number as a float; a bool, text, NaN or infinity is refused."""
     if not is_number(value):
-        raise SettingError(f"`{name}` has to be a finite number, or one for each row, but is {value!r}.")
+        raise SettingError(about(name, f"has to be a finite number, or one for each row, but is {value!r}."))
     return float(value)
 
 
@@ -179,7 +180,7 @@ def as_positive_integer(name: str, value: Any, at_least: int = 1) -> int:
     """One whole number from `at_least` on."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= int(value) < 2**31:
         wanted = "a strictly positive integer" if at_least == 1 else f"an integer of at least {at_least}"
-        raise SettingError(f"`{name}` has to be {wanted}, but is {value!r}.")
+        raise SettingError(about(name, f"has to be {wanted}, but is {value!r}."))
     return int(value)
 
 
@@ -200,7 +201,10 @@ def in_range(
         if not is_inside and number != neutral:
             left, right = "[" if with_low else "(", "]" if with_high and high < math.inf else ")"
             raise SettingError(
-                f"`{name}` has to be a number in {left}{low:g}, {high:g}{right}, or one for each row, but is {value!r}."
+                about(
+                    name,
+                    f"has to be a number in {left}{low:g}, {high:g}{right}, or one for each row, but is {value!r}.",
+                )
             )
         return number
 
@@ -212,7 +216,7 @@ def as_positive_float(name: str) -> Callable[[Any], float]:
 
     def check(value: Any) -> float:
         if as_finite_float(name, value) <= 0:
-            raise SettingError(f"`{name}` has to be a strictly positive float, but is {value!r}.")
+            raise SettingError(about(name, f"has to be a strictly positive float, but is {value!r}."))
         return float(value)
 
     return check

@@ -10,6 +10,7 @@ from unspool.errors import SettingError
 from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_float, in_range
+from unspool.wording import word
 
 
 class TemperatureLogitsWarper(LogitsProcessor):
@@ -53,8 +54,12 @@ class DynamicTemperatureLogitsWarper(LogitsProcessor):
         sizes = {len(middle), len(spread_values)} - {1}
         if len(sizes) < 2 and bool((spread_values >= middle).any()):
             raise SettingError(
-                f"`dynatemp_range` ({spread}) has to be smaller than `temperature` ({temperature}): the lowest "
-                "temperature, their difference, must stay above 0."
+                word(
+                    "{dynatemp_range} ({spread}) has to be smaller than {temperature} ({middle}): the lowest "
+                    "temperature, their difference, must stay above 0.",
+                    spread=spread,
+                    middle=temperature,
+                )
             )
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -80,10 +85,13 @@ def exact_dtype(scores: torch.Tensor) -> torch.dtype:
 
 
 def _check(value: Any) -> float:
-    hint = " For greedy decoding set `do_sample=False`." if value == 0 else ""
+    hint = " For greedy decoding set {do_sample:=False}." if value == 0 else ""
     if isinstance(value, (int, float)) and value <= 0:
         raise SettingError(
-            f"`temperature` (={value}) has to be a strictly positive float, otherwise the next token's "
-            f"scores are invalid.{hint}"
+            word(
+                "{temperature} (={value}) has to be a strictly positive float, otherwise the next token's "
+                f"scores are invalid.{hint}",
+                value=value,
+            )
         )
     return as_finite_float("temperature", value)

@@ -13,6 +13,7 @@ from unspool.logits.base import Joining, LogitsProcessor
 from unspool.logits.highest import take_highest
 from unspool.logits.rows import Numbers, RowValues, as_finite_float, as_positive_integer, holds_rows, in_range
 from unspool.logits.temperature import exact_dtype
+from unspool.wording import about
 
 INF = float("inf")
 EDGE = 1e-6  # of probability: what lies nearer to where a head ends is left to a sort
@@ -89,7 +90,7 @@ class TopPLogitsWarper(LogitsProcessor):
         def check(value: Any) -> float:
             p = as_finite_float("top_p", value)
             if not 0 <= p <= 1:
-                raise SettingError(f"`top_p` has to be a float from 0 to 1, but is {value}.")
+                raise SettingError(about("top_p", f"has to be a float from 0 to 1, but is {value}."))
             return p
 
         self._values = RowValues.read("top_p", top_p, check)

@@ -11,6 +11,7 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.origins import SPOKEN, Origin
 from unspool.plan.prompt_shape import PromptShape
 from unspool.protocols import ModelInfo
+from unspool.wording import Setting, about
 
 
 def name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape) -> str:
@@ -30,12 +31,15 @@ def name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: 
         return usual  # what a model takes where nobody chooses
     if keeps_states and name != usual:
         raise UnsupportedError(
-            f"`cache_implementation`={name!r}, set {SPOKEN[origin]}: it holds keys, and a {info.family} model keeps "
-            f"states; leave it out, or use {usual!r}"
+            about(
+                Setting("cache_implementation", repr(name)),
+                f", set {SPOKEN[origin]}: it holds keys, and a {info.family} model keeps states; leave it out, or use "
+                f"{usual!r}",
+            )
         )
     reason = kind.refuse(info) if kind.refuse is not None and not shape.has_cache else None
     if reason is not None:
-        raise UnsupportedError(f"`cache_implementation`={name!r}, set {SPOKEN[origin]}: {reason}")
+        raise UnsupportedError(about(Setting("cache_implementation", repr(name)), f", set {SPOKEN[origin]}: {reason}"))
     return name
 
 

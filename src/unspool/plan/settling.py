@@ -38,6 +38,7 @@ from unspool.plan.tables.methods import (
 )
 from unspool.plan.tables.models import GIVEN_CACHE, LEGACY_CACHE, OF_MODEL
 from unspool.protocols import ModelInfo
+from unspool.wording import Setting, about
 
 _known: Memo[Plan] = Memo()
 
@@ -142,7 +143,12 @@ def as_token_ids(value: Any, name: str, info: ModelInfo) -> tuple[int, ...]:
     for token in ids:
         # Negative ids are a known way to say "none"; they match nothing.
         if token >= info.vocab_size:
-            raise SettingError(f"`{name}`={token} is outside the model's vocabulary of {info.vocab_size} tokens")
+            raise SettingError(
+                about(
+                    Setting(name, str(token)),
+                    f"is outside the model's vocabulary of {info.vocab_size} tokens; use ids below it",
+                )
+            )
     return ids
 
 

@@ -23,8 +23,21 @@ OF_CALL = (
     ),
     CallMethod(
         "token_healing",
-        "{token_healing} chooses the last token again, and past_key_values may hold it; give one",
-        (CallPair(lambda facts: facts.shape.has_cache, ""),),
+        "{why}",
+        (
+            CallPair(
+                lambda facts: facts.given["tokenizer"] is None,
+                "{token_healing} looks for tokens by their text: pass the model's `tokenizer` too",
+            ),
+            CallPair(
+                lambda facts: facts.shape.has_embeds or facts.info.is_encoder_decoder,
+                "{token_healing} rewrites a decoder's prompt of tokens; this call has none. Leave it out",
+            ),
+            CallPair(
+                lambda facts: facts.shape.has_cache,
+                "{token_healing} chooses the last token again, and past_key_values may hold it; give one",
+            ),
+        ),
     ),
 )
 OF_SEQUENCES: pairs.Method[pairs.ConfigFacts] = pairs.Method(
