@@ -85,6 +85,15 @@ def start(
             defaults=defaults,
             start=partial(start, model),
         )
+    hooks = Hooks(
+        _as_processors(logits_processor),
+        [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria)),
+        tokenizer if tokenizer is not None else getattr(model, "tokenizer", None),
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+        shows_beams=beams is not None,
+        owns_cache=owns_cache,
+        observer=observer,
+    )
     opened = open_model(
         model,
         inputs,
@@ -96,39 +105,33 @@ def start(
         past_key_values=past_key_values,
         native=native,
     )
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    assistant = _read_assistant(opened, tokenizer, assistant_tokenizer)
-    prompts = read_prompts(opened.model, opened.given, opened.settings, hides_padding=hides_padding)
-    cache = _read_cache(opened, prompts)
-    shape = _shape(prompts, cache)
-    criteria = [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria))
-    follow_criteria(opened.settings, opened.origins, criteria, prompts)
-    plan = _settle(opened, shape, assistant)
-    if cache is not None:
-        check_room(cache, plan, shape)
-    core = _compile(opened.model, plan)
-    hooks = Hooks(
-        [] if logits_processor is None else _as_processors(logits_processor),
-        criteria,
-        tokenizer,
-        cache,
-        prefix_allowed_tokens_fn,
-        None if assistant is None else assistant.model,
-        None if assistant is None else assistant.vocabularies,
-        shows_beams=beams is not None,
-        owns_cache=owns_cache,
-        observer=observer,
-    )
-    _check_call(opened.settings, core, shape, hooks, beams)
-    if prefix_ids:
-        prompts = _continue(prompts, prefix_ids, core, plan, hooks)
-    run = Run(core, prompts, plan, hooks)
-    if plan.settings.token_healing:
-        run = _heal(run, opened, assistant)
+    run = _prepare(opened, hooks, prefix_ids, assistant_tokenizer, hides_padding=hides_padding)
     if observer is not None:
         run.settle_seed()
         observer.begin(run)
     return run
+
+
+def _prepare(
+    opened: OpenedCall, hooks: Hooks, prefix_ids: Sequence[int], assistant_tokenizer: Any, *, hides_padding: bool
+) -> Run:
+    """The run of a call whose model and settings are known."""
+    assistant = _read_assistant(opened, hooks.tokenizer, assistant_tokenizer)
+    if assistant is not None:
+        hooks.assistant, hooks.vocabularies = assistant.model, assistant.vocabularies
+    prompts = read_prompts(opened.model, opened.given, opened.settings, hides_padding=hides_padding)
+    hooks.cache = _read_cache(opened, prompts)
+    shape = _shape(prompts, hooks.cache)
+    follow_criteria(opened.settings, opened.origins, hooks.criteria, prompts)
+    plan = _settle(opened, shape, assistant)
+    if hooks.cache is not None:
+        check_room(hooks.cache, plan, shape)
+    core = _compile(opened.model, plan)
+    _check_call(opened.settings, core, shape, hooks)
+    if prefix_ids:
+        prompts = _continue(prompts, prefix_ids, core, plan, hooks)
+    run = Run(core, prompts, plan, hooks)
+    return _heal(run, opened, assistant) if plan.settings.token_healing else run
 
 
 def _check_names(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -174,11 +177,11 @@ def _settle(opened: OpenedCall, shape: PromptShape, assistant: Assistant | None)
     return plan
 
 
-def _check_call(settings: GenerationConfig, core: Model, shape: PromptShape, hooks: Hooks, beams: str | None) -> None:
+def _check_call(settings: GenerationConfig, core: Model, shape: PromptShape, hooks: Hooks) -> None:
     """Raise for arguments of the call that can't be combined with its settings."""
     guides = [one for one in hooks.processors if isinstance(one, UnbatchedClassifierFreeGuidanceLogitsProcessor)]
     guide = type(guides[0]).__name__ if guides else None
-    arguments = {"beams": beams, "tokenizer": hooks.tokenizer, "guide": guide}
+    arguments = {"beams": "all" if hooks.shows_beams else None, "tokenizer": hooks.tokenizer, "guide": guide}
     check_methods(Facts(settings, core.info, shape, given=arguments), *OF_CALL)
 
 
@@ -227,6 +230,8 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
 
 
 def _as_processors(given: Any) -> list[Any]:
+    if given is None:
+        return []
     processors = list(given) if isinstance(given, list | tuple) else [given]
     for processor in processors:
         if not callable(processor):
