@@ -173,7 +173,7 @@ def measure_choosing(shape: str, layers: int | None, rows: int, repeats: int) ->
     generator = torch.Generator().manual_seed(0)
     choices: dict[str, list[float]] = {name: [] for name in schemes}
     steps: list[float] = []
-    LogitsChoice.__call__ = time_choice  # type: ignore[method-assign]
+    LogitsChoice.__call__ = time_choice
     for number in range(repeats + 1):
         for name, mark in schemes.items():
             begun.clear(), took.clear()
@@ -191,7 +191,7 @@ def measure_choosing(shape: str, layers: int | None, rows: int, repeats: int) ->
             if number:  # the first texts fill caches of code
                 choices[name] += took[4:]
                 steps += [b - a for a, b in itertools.pairwise(begun[4:])] if mark is None else []
-    LogitsChoice.__call__ = choose  # type: ignore[method-assign]
+    LogitsChoice.__call__ = choose
     step, plain = 1000 * statistics.fmean(steps), 1000 * statistics.fmean(choices["none"])
     print(f"{shape}, {model.info.num_layers} layers, {rows} rows: a step {step:.2f} ms, choosing {plain:.3f} of it")
     for name, found in choices.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 
+from tests.copies import copy_by_pickle
 from unspool.outputs import (
     GenerateBeamDecoderOnlyOutput,
     GenerateBeamEncoderDecoderOutput,
@@ -127,7 +127,7 @@ def test_unpacking_and_copying() -> None:
     again.sequences = None
     assert output.sequences is not None
     assert list(dict(**output)) == ["sequences", "scores"]
-    for same in (copy.deepcopy(output), pickle.loads(pickle.dumps(output))):  # noqa: S301 - our own
+    for same in (copy.deepcopy(output), copy_by_pickle(output)):
         assert (
             type(same) is type(output) and torch.equal(same.sequences, output.sequences) and same.stats == output.stats
         )

@@ -84,7 +84,7 @@ class Stats:
 class Output(OrderedDict[str, Any]):
     """A dataclass that can also be read as a dictionary and as a tuple; fields that are None are in neither."""
 
-    _attributes_only: ClassVar[frozenset[str]] = frozenset({"stats"})
+    _attributes_only: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -117,12 +117,6 @@ class Output(OrderedDict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), {item.name: getattr(self, item.name) for item in fields(self)})
 
-    @property
-    def speculation(self) -> Speculation | None:
-        """Statistics of the drafter, if there was one."""
-        stats: Stats | None = getattr(self, "stats", None)
-        return None if stats is None else stats.speculation
-
     def to_tuple(self) -> tuple[Any, ...]:
         """The fields that are not None, in their order."""
         names = (item.name for item in fields(self))
@@ -133,8 +127,22 @@ def _restore(kind: type[Output], values: dict[str, Any]) -> Output:
     return kind(**values)
 
 
+class GenerateOutput(Output):
+    """What every output of `generate()` has; the classes below add their fields, in the reference's order."""
+
+    _attributes_only = frozenset({"stats"})
+
+    sequences: torch.Tensor | None
+    stats: Stats | None
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """Statistics of the drafter, if there was one."""
+        return None if self.stats is None else self.stats.speculation
+
+
 @dataclass
-class GenerateDecoderOnlyOutput(Output):
+class GenerateDecoderOnlyOutput(GenerateOutput):
     """What a decoder-only model generated without beams."""
 
     sequences: torch.Tensor | None = None
@@ -150,7 +158,7 @@ class GenerateDecoderOnlyOutput(Output):
 
 
 @dataclass
-class GenerateEncoderDecoderOutput(Output):
+class GenerateEncoderDecoderOutput(GenerateOutput):
     """What an encoder-decoder model generated without beams."""
 
     sequences: torch.Tensor | None = None
@@ -167,7 +175,7 @@ class GenerateEncoderDecoderOutput(Output):
 
 
 @dataclass
-class GenerateBeamDecoderOnlyOutput(Output):
+class GenerateBeamDecoderOnlyOutput(GenerateOutput):
     """What a decoder-only model generated with beams."""
 
     sequences: torch.Tensor | None = None
@@ -184,7 +192,7 @@ class GenerateBeamDecoderOnlyOutput(Output):
 
 
 @dataclass
-class GenerateBeamEncoderDecoderOutput(Output):
+class GenerateBeamEncoderDecoderOutput(GenerateOutput):
     """What an encoder-decoder model generated with beams."""
 
     sequences: torch.Tensor | None = None
@@ -224,7 +232,7 @@ class Generation:
     beam_trace: Any = field(default=None, repr=False)  # a BeamTrace, where return_beam_trace asked for one
     dola_layers: list[list[int]] | None = field(default=None, repr=False)  # the layer each token was contrasted with
     segments: list[list[dict[str, Any]]] | None = field(default=None, repr=False)  # of speech read window by window
-    output: Output | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
+    output: GenerateOutput | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
     readers: list[Callable[[str], Any] | None] | None = field(default=None, repr=False)  # of structured texts
     calls: list[list[ToolCall]] | None = field(default=None, repr=False)  # of tools, one list per row, if there are any
 

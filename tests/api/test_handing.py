@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from tests.conformance.cases import GOLDENS
+from tests.copies import copy_by_pickle
 
 import unspool
 from unspool import LanguageModel
@@ -28,7 +29,7 @@ PROMPT = "hello the cat"
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "pickle": lambda thing: pickle.loads(pickle.dumps(thing)),  # noqa: S301 - our own
+    "pickle": copy_by_pickle,
 }
 
 

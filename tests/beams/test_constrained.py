@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,15 +187,15 @@ def test_a_constraint_that_a_user_wrote() -> None:
     case = {**draw_case(2), "vocabulary": 12, "prompt_length": 1, "max_length": 8, "steps": 7, "eos_token_id": 1}
     case |= {"num_beams": 4, "keep": 1}
 
-    class Library:
-        @staticmethod
-        def PhrasalConstraint(word: list[int]) -> AnyOrder:  # noqa: N802 - stands for the class
-            return AnyOrder([3, 5, 9])
+    def want_all(_word: list[int]) -> AnyOrder:
+        return AnyOrder([3, 5, 9])
 
-        DisjunctiveConstraint = PhrasalConstraint
-        ConstrainedBeamSearchScorer = ConstrainedBeamSearchScorer
-
-    for sequence in run_search(case, Library)["sequences"]:
+    library = SimpleNamespace(
+        PhrasalConstraint=want_all,
+        DisjunctiveConstraint=want_all,
+        ConstrainedBeamSearchScorer=ConstrainedBeamSearchScorer,
+    )
+    for sequence in run_search(case, library)["sequences"]:
         assert {3, 5, 9} <= set(sequence)
 
 
@@ -208,15 +209,12 @@ def test_what_was_asked_for_is_returned_where_it_was_found(number: int) -> None:
     case |= {"max_length": 1 + written, "steps": written, "num_beams": 6, "keep": 1}
     scorers = []
 
-    class Library:
-        PhrasalConstraint = PhrasalConstraint
+    def make(**given: Any) -> Any:
+        scorers.append(ConstrainedBeamSearchScorer(**given))
+        return scorers[0]
 
-        @staticmethod
-        def ConstrainedBeamSearchScorer(**given: Any) -> Any:  # noqa: N802 - stands for the class
-            scorers.append(ConstrainedBeamSearchScorer(**given))
-            return scorers[0]
-
-    for row, sequence in enumerate(run_search(case, Library)["sequences"]):
+    library = SimpleNamespace(PhrasalConstraint=PhrasalConstraint, ConstrainedBeamSearchScorer=make)
+    for row, sequence in enumerate(run_search(case, library)["sequences"]):
         shown = "," + ",".join(map(str, sequence)) + ","
         if scorers[0].check_completes_constraints(sequence):
             assert all("," + ",".join(map(str, phrase)) + "," in shown for phrase in phrases)

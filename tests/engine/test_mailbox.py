@@ -18,7 +18,7 @@ def test_a_step_wakes_the_loop_once_for_all_streams() -> None:
     async def read() -> list[int | None]:
         loop = asyncio.get_running_loop()
         call = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *given, **named: (calls.append(given), call(*given, **named))[1]  # type: ignore[method-assign, assignment]
+        loop.call_soon_threadsafe = lambda *given, **named: (calls.append(given), call(*given, **named))[1]
         boxes = [Mailbox[int]() for _ in range(8)]
         readers = [asyncio.create_task(box.get_async()) for box in boxes]
         await asyncio.sleep(0)

@@ -44,7 +44,7 @@ def test_measured_shapes_as_a_step_takes_them(monkeypatch: pytest.MonkeyPatch) -
 
     def record(weight: torch.Tensor, *args: object, **settings: object) -> None:
         calls.append(tuple(weight.shape))
-        multiply_staged(weight, *args, **settings)  # type: ignore[arg-type]
+        multiply_staged(weight, *args, **settings)
 
     monkeypatch.setattr(staged_product, "multiply_staged", record)
     for shape in staged_product.MEASURED:

@@ -52,7 +52,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     def take(shape: torch.Size, dtype: torch.dtype, pin_memory: bool) -> Any:
         assert pin_memory
-        made.append(Pinned(shape, dtype))  # type: ignore[arg-type]
+        made.append(Pinned(shape, dtype))
         return made[-1]
 
     monkeypatch.setattr(sending, "_spare", {})
@@ -63,7 +63,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 def fetch(values: list[float], dtype: torch.dtype = torch.int64) -> Any:
-    return fetch_once(DeviceTensor(torch.tensor(values, dtype=dtype)))  # type: ignore[arg-type]
+    return fetch_once(DeviceTensor(torch.tensor(values, dtype=dtype)))
 
 
 def read(fetched: Any) -> Any:

@@ -27,7 +27,7 @@ from unspool.models.adapters import (
     run_own_loop,
     wants_own_loop,
 )
-from unspool.outputs import Output
+from unspool.outputs import GenerateOutput
 from unspool.plan.tables.calls import OF_SEQUENCES, OF_STREAM
 from unspool.streaming import StreamCancelled
 
@@ -47,7 +47,7 @@ def generate(
     use_model_defaults: bool | None = None,
     custom_generate: Any = None,
     **kwargs: Any,
-) -> torch.Tensor | Output:
+) -> torch.Tensor | GenerateOutput:
     """Generate token ids: a tensor (rows, length), or an output object with `return_dict_in_generate=True`.
 
     Beside these arguments it takes the model's inputs (`input_ids`, `attention_mask`, `inputs_embeds`, …), a
@@ -61,7 +61,7 @@ def generate(
     if recipe is not None and custom_generate is not None:
         raise SettingError("`recipe` and `custom_generate` are two names of one argument; give one")
     recipe = custom_generate if recipe is None else recipe
-    answer: torch.Tensor | Output  # or what a recipe or a model of theirs likes to return
+    answer: torch.Tensor | GenerateOutput  # or what a recipe or a model of theirs likes to return
     given = {
         "logits_processor": logits_processor,
         "stopping_criteria": stopping_criteria,
@@ -98,16 +98,17 @@ def generate(
     return _finish(model, run)
 
 
-def _finish(model: Any, run: Run) -> torch.Tensor | Output:
+def _finish(model: Any, run: Run) -> torch.Tensor | GenerateOutput:
     """What a run that has ended returns: in the form of transformers' classes if the model is an object of theirs."""
     finish = run.parts.model.finish if isinstance(run.parts.model, ColumnModel) else None
     if not run.parts.returns_output:
         return run.sequences() if finish is None else finish(run.sequences())
     output = run.output()
-    if finish is not None:
-        output.sequences = finish(output.sequences)  # type: ignore[attr-defined]  # all outputs have them
+    if finish is not None and output.sequences is not None:
+        output.sequences = finish(output.sequences)
     if find_object(model) is not None:
-        dressed: Output = dress_output(output, run.parts.model, mark_columns(run.parts.prompts))  # transformers' class
+        # An object of transformers' class, which has the same fields.
+        dressed: GenerateOutput = dress_output(output, run.parts.model, mark_columns(run.parts.prompts))
         return dressed
     return output
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from numbers import Integral
 from operator import countOf
 from pathlib import Path
@@ -157,7 +157,9 @@ class LanguageModel:
         options, rest = split_options(settings, language=language, task=task, return_timestamps=return_timestamps)
         return transcribe(self, audio, options, rest, progress)
 
-    def stream_segments(self, audio: Any, *, progress: Progress | None = None, **settings: Any) -> Iterator[Segment]:
+    def stream_segments(
+        self, audio: Any, *, progress: Progress | None = None, **settings: Any
+    ) -> Generator[Segment, None, None]:
         """The segments of a transcription as they are written, also from a stream; arguments as in `transcribe`."""
         options, rest = split_options(settings)
         sounds, _ = open_sounds(audio, options.sampling_rate)

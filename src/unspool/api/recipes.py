@@ -78,7 +78,7 @@ def run_recipe(
 def _merge(model: Any, config: Any, settings: dict[str, Any]) -> GenerationConfig:
     """The settings of a call in one config. Without a length it says 20 new tokens, as generate() writes them."""
     theirs = find_object(model)
-    own = read_settings(theirs) if theirs is not None else as_model(model).generation_config  # type: ignore[attr-defined]  # of models that were loaded
+    own = read_settings(theirs) if theirs is not None else getattr(as_model(model), "generation_config", None)
     given = config if config is None or isinstance(config, GenerationConfig) else find_settings(config)
     if config is not None and given is None:
         raise SettingError(f"generation_config must be a GenerationConfig, not a {type(config).__name__}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
@@ -166,7 +166,7 @@ class Transcriber:
         return () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
 
     # --- the work ----------------------------------------------------------------------------------------
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> Generator[Segment, None, None]:
         """Segments as their windows are done; those of a batch's sounds come interleaved."""
         for result in decode_windows(self._decoder, self._open_all(), self._course, self._report):
             yield from self._read(result)

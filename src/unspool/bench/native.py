@@ -59,9 +59,9 @@ class NativeEngine:
             **asked,
         )
         if not isinstance(output, torch.Tensor):
-            assert output.stats is not None  # type: ignore[attr-defined]  # every output of generate() has them
+            assert output.stats is not None
             if num_new > 1:  # how steps run; a prompt alone may take another way
-                self._path = output.stats.path  # type: ignore[attr-defined]  # as above
+                self._path = output.stats.path
             output = output["sequences"]
         timing.tokens = output[:, ids.shape[1] :].tolist()
         if num_beams > 1:

@@ -136,7 +136,8 @@ def _read_file(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
                 raise LoadError(
                     f"{path} is no saved cache: its format is not {FORMAT!r}. cache.save() makes such files"
                 )
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            names = file.keys()
+            return header, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, RuntimeError, ValueError, TypeError) as error:  # torch's, for shapes that can't be
         if is_out_of_memory(error):
             raise

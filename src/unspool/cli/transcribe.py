@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from unspool.small_files import make_folder, write_text
 
 if TYPE_CHECKING:
     from unspool.api.language_model import LanguageModel
-    from unspool.speech.results import Segment
 
 FORMATS = ("txt", "srt", "vtt", "json")
 SPEECH_MODEL = "whisper-tiny.en"
@@ -194,8 +192,7 @@ def _print_live(
     place, started = 0, time.perf_counter()
     with ProgressLine() as line:
         bar = _Bar(line, arguments.files)
-        segments: Iterator[Segment] = lm.stream_segments(sound, progress=bar.show, **settings)
-        with closing(segments):  # type: ignore[type-var]  # it is a generator
+        with closing(lm.stream_segments(sound, progress=bar.show, **settings)) as segments:
             for segment in segments:
                 text = segment.text.strip()
                 if not text:

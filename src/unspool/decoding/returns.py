@@ -13,7 +13,7 @@ from unspool.outputs import (
     GenerateBeamEncoderDecoderOutput,
     GenerateDecoderOnlyOutput,
     GenerateEncoderDecoderOutput,
-    Output,
+    GenerateOutput,
 )
 from unspool.protocols import Encoded
 
@@ -28,7 +28,7 @@ def append_rows(prompts: torch.Tensor, new: Sequence[Sequence[int]], fill_token_
 
 def build_output(
     fields: dict[str, Any], record: Record, encoded: Encoded | None, *, is_encoder_decoder: bool
-) -> Output:
+) -> GenerateOutput:
     """The output class that fits: with or without beams, with or without an encoder."""
     has_beams = "beam_indices" in fields
     if not is_encoder_decoder:

@@ -30,7 +30,7 @@ from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, make_drafter
 from unspool.decoding.tails import prepare_draws
 from unspool.errors import ResourceError
-from unspool.outputs import Output, Stats, TokenLogprob
+from unspool.outputs import GenerateOutput, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Answer, Model, SourceAnswer
 from unspool.shortage import explain_shortage, is_out_of_memory
@@ -216,7 +216,7 @@ class Run:
         return layers
 
     @explain_shortage("the output object was built")
-    def output(self) -> Output:
+    def output(self) -> GenerateOutput:
         """What the reference's `return_dict_in_generate=True` returns."""
         record, has_encoder = self.parts.record, self.parts.prompts.source is not None
         fields: dict[str, Any] = {

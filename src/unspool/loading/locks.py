@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,12 +48,11 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _try_lock(descriptor: int) -> bool:
-    if os.name == "nt":
+    if sys.platform == "win32":
         import msvcrt
 
-        lock, how = getattr(msvcrt, "locking"), getattr(msvcrt, "LK_NBLCK")  # noqa: B009 - types are for one system
         try:
-            lock(descriptor, how, 1)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except OSError:
             return False
         return True

@@ -15,7 +15,7 @@ from unspool.decoding.reader import answer_at_once, encode_at_once
 from unspool.decoding.run import Run
 from unspool.errors import SettingError
 from unspool.logits import WhisperTimeStampLogitsProcessor
-from unspool.outputs import Output
+from unspool.outputs import GenerateOutput
 from unspool.protocols import Ask, Encoded, Model, SourceAsk, Want
 from unspool.speech.alignment import find_times
 from unspool.speech.markers import Markers
@@ -36,7 +36,7 @@ class Written:
     compression_ratio: float | None = None
     no_speech_prob: float | None = None
     times: list[float] = field(default_factory=list)  # seconds after the window's start at which each token is over
-    output: Output | None = None  # of the run, all rows
+    output: GenerateOutput | None = None  # of the run, all rows
     row: int = 0  # in that output
 
 

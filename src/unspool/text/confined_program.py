@@ -14,7 +14,8 @@ def main() -> None:
     request = json.load(sys.stdin.buffer)
     sys.path[:] = request["path"]
     _set_limits(request["seconds"], request["memory"])
-    json.dump(_encode(request), sys.stdout)
+    answer = _encode(request["tokenizer"], request["texts"], adds_special=request["add_special_tokens"])
+    json.dump(answer, sys.stdout)
 
 
 def _set_limits(seconds: int, memory: int) -> None:
@@ -32,13 +33,12 @@ def _set_limits(seconds: int, memory: int) -> None:
             return
 
 
-def _encode(request: dict[str, object]) -> dict[str, object]:
+def _encode(tokenizer: str, texts: list[str], *, adds_special: bool) -> dict[str, object]:
     import tokenizers
 
-    texts, adds = request["texts"], request["add_special_tokens"]
     try:
-        backend = tokenizers.Tokenizer.from_str(str(request["tokenizer"]))
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=adds)  # type: ignore[arg-type]  # the library checks
+        backend = tokenizers.Tokenizer.from_str(tokenizer)
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=adds_special)
     except Exception as error:
         return {"error": str(error)[:500]}
     except BaseException as error:  # a panic of the library

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.copies import copy_by_pickle
 from tests.fuzz.findings import Difference
 from tests.fuzz.mutate import hostile_value
 from unspool import GenerationConfig
@@ -46,7 +46,7 @@ def run(given: list[dict[str, Any]], folder: Path) -> None:
         "to_json_string": GenerationConfig.from_dict(json.loads(config.to_json_string())),
         "copy": copy.copy(config),
         "deepcopy": copy.deepcopy(config),
-        "pickle": pickle.loads(pickle.dumps(config)),  # noqa: S301 - our own
+        "pickle": copy_by_pickle(config),
     }
     config.to_json_file(folder / "generation_config.json")
     twins["file"] = GenerationConfig.from_pretrained(folder)

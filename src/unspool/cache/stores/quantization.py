@@ -87,8 +87,6 @@ class QuantizedCacheConfig(CacheConfig):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QuantizedCacheConfig) and self.to_dict() == other.to_dict()
 
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
-
     def validate(self) -> None:
         """Raise the error that names the first value that can't be, for this backend."""
         backend = self._find_backend()

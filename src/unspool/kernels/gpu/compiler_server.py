@@ -114,9 +114,9 @@ class _Lines:
 def _import_first(modules: Sequence[str]) -> Iterator[None]:
     """Import what most jobs need, and hash the kernels in it, in pieces between which a job may be started."""
     from triton import knobs
-    from triton.compiler import code_generator  # noqa: F401 - imported when something is compiled
     from triton.runtime.jit import JITFunction
 
+    importlib.import_module("triton.compiler.code_generator")  # what compiles, which Triton imports when it does
     yield
     with suppress(Exception):
         _ = knobs.nvidia.ptxas.version  # it is started to be asked
@@ -161,7 +161,7 @@ def _set_key(key: str) -> None:
     for name in ("triton.runtime.cache", "triton.compiler.compiler"):
         module = importlib.import_module(name)
         if hasattr(module, "triton_key"):
-            module.triton_key = lambda: key  # type: ignore[attr-defined]
+            vars(module)["triton_key"] = lambda: key
 
 
 def _start(job: dict[str, Any], running: dict[int, tuple[int, int]]) -> None:

@@ -58,7 +58,7 @@ def load_launchers_one_by_one() -> None:
         with lock:
             return SimpleNamespace(**vars(load(name, path)))
 
-    load_alone.unspool = True  # type: ignore[attr-defined]
+    vars(load_alone)["unspool"] = True
     launchers._load_module_from_path = load_alone
 
 

@@ -13,13 +13,13 @@ from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from unspool.models.adapters.adapted import AdaptedModel
 from unspool.models.adapters.columns.state import ColumnCache
 from unspool.models.adapters.twin import find_turned
-from unspool.outputs import Output
+from unspool.outputs import GenerateOutput
 
 NOTHING: Final[Mapping[int, tuple[int, int]]] = MappingProxyType({})
 _PLAIN = (DynamicCache, StaticCache)
 
 
-def dress_output(output: Output, core: Any, mask: torch.Tensor | None) -> Any:
+def dress_output(output: GenerateOutput, core: Any, mask: torch.Tensor | None) -> Any:
     """An output as transformers' class of the same name, with transformers' cache; `stats` and the like beside it.
 
     `core` is the model that ran; `mask` (rows, columns) says which of the columns that the caller gave are real, None

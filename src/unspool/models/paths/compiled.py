@@ -133,7 +133,7 @@ class CompiledSteps:
             )
             for tensor in iterate_tensors(self._weights):
                 self._pin(tensor)
-            self._functions[key] = torch.compile(_copy_method(step.run), **self._arguments)
+            self._functions[key] = torch.compile(_copy_run(step), **self._arguments)
         return self._functions[key]
 
     def _call(self, function: Callable[..., Any], *inputs: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -154,11 +154,11 @@ class CompiledSteps:
         return logits.clone(), states.clone(), tuple(each.clone() for each in early)
 
 
-def _copy_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method with its own code object: torch counts compilations per code object, which other models share."""
-    function = method.__func__  # type: ignore[attr-defined]  # a method has one
+def _copy_run(step: StepFunction) -> Callable[..., Any]:
+    """The step's `run` with its own code object: torch counts compilations per code object, and models share them."""
+    function = StepFunction.run
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return types.MethodType(own, method.__self__)  # type: ignore[attr-defined]  # as above
+    return types.MethodType(own, step)
 
 
 def _read_arguments(config: CompileConfig, device: torch.device) -> dict[str, Any]:

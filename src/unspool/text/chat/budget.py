@@ -77,8 +77,8 @@ class Budget:
         if isinstance(value, str):
             return 1 + len(value) // _CHARACTERS_A_UNIT
         if isinstance(value, ItemsView | KeysView | ValuesView):
-            value = value.mapping  # type: ignore[union-attr]  # typeshed has it for dicts' own views alone
-            return sum(self.measure(item) for pair in value.items() for item in pair)
+            seen: Any = value  # typeshed has `mapping` for dicts' own views alone
+            return sum(self.measure(item) for pair in seen.mapping.items() for item in pair)
         if not isinstance(value, list | tuple | Mapping):
             return 1
         known = self._sizes.get(id(value))

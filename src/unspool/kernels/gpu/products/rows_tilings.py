@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from typing import Final
 
@@ -123,7 +124,7 @@ def starts_early() -> bool:
     if not is_hopper():
         return False
     try:
-        import unspool.kernels.gpu.products.early_product  # noqa: F401 - is it there?
+        importlib.import_module("unspool.kernels.gpu.products.early_product")
     except ImportError:
         return False
     return True

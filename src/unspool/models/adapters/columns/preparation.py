@@ -187,10 +187,10 @@ def _as_output(made: Any) -> Any:
         return made
     from transformers.modeling_outputs import BaseModelOutput
 
-    states = made if isinstance(made, torch.Tensor) else getattr(made, "last_hidden_state", None)
+    states: Any = made if isinstance(made, torch.Tensor) else getattr(made, "last_hidden_state", None)
     if states is None and isinstance(made, list | tuple) and made:
         return BaseModelOutput(*made[:3])
-    return BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]  # any kind of float
+    return BaseModelOutput(last_hidden_state=states)
 
 
 def call_known(function: Any, *args: Any, **kwargs: Any) -> Any:
