@@ -55,6 +55,11 @@ def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None
         (("run", "--temprature", "0.3", "hi"), "unknown option --temprature; did you mean --temperature?"),
         (("run", "--max_new_tokns=3", "hi"), "unknown option --max_new_tokns; did you mean --max-new-tokens?"),
         (("run", "Hello", "world"), "one argument too many: 'world'. Put text of several words in quotes"),
+        (("run", "./models/x", "hi"), "Put text of several words in quotes; a model is named with --model (see"),
+        (("chat", "./models/x"), "one argument too many: './models/x'. Give options alone; a model is named with --mo"),
+        (("doctor", "now"), "one argument too many: 'now'. Give options alone (see"),
+        (("serve", "--model", "x"), "unknown option --model: a model is named without one, as in unspool serve NAME"),
+        (("bench", "-m", "x"), "unknown option -m: a model is named without one, as in unspool bench NAME"),
         (("run", "hi", "--model"), "--model: expected one argument"),
         (("pull",), "the following arguments are required: NAME"),
         (("chat", "--load", "x"), "unknown option --load (see"),  # nothing is near it

@@ -68,8 +68,12 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, extra: Sequence[str]) -> NoReturn:
         option = next((word for word in extra if word.startswith("-") and word != "-"), None)
         if option is None:
-            self.error(f"one argument too many: {extra[0]!r}. Put text of several words in quotes")
+            advice = "Put text of several words in quotes" if self._get_positional_actions() else "Give options alone"
+            model = "; a model is named with --model" if "--model" in self._option_string_actions else ""
+            self.error(f"one argument too many: {extra[0]!r}. {advice}{model}")
         name = option.partition("=")[0]
+        if name in ("-m", "--model") and any("MODEL" in str(one.metavar) for one in self._get_positional_actions()):
+            self.error(f"unknown option {name}: a model is named without one, as in {self.prog} NAME")
         hint = suggest(name.replace("_", "-"), [known for known in self._option_string_actions if "_" not in known])
         self.error(f"unknown option {name}{hint}")
 
