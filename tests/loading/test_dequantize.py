@@ -4,9 +4,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.loading.dequantizing import dequantize
 
-from unspool.errors import LoadError, UnsupportedError
-from unspool.loading.dequantize import STORED_TYPES, dequantize, find_stored_type, iterate_rows
+from unspool.errors import UnsupportedError
+from unspool.loading.dequantize import STORED_TYPES, find_stored_type, iterate_rows
 from unspool.loading.gguf import GGUF_TYPES
 
 QUANTISED = [name for name in GGUF_TYPES if STORED_TYPES[name].unpack is not None]
@@ -86,8 +87,3 @@ def test_other_dtypes_are_the_float32_values_rounded() -> None:
 def test_other_formats_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"tensor 'blk.0.w' is stored as IQ2_XXS.*Q4_K"):
         find_stored_type("IQ2_XXS", "blk.0.w", GGUF_TYPES)
-
-
-def test_bytes_that_do_not_make_the_shape_are_refused() -> None:
-    with pytest.raises(LoadError, match=r"33 bytes of Q8_0 don't make a tensor of shape \[1, 32\]"):
-        dequantize(torch.zeros(33, dtype=torch.uint8), "Q8_0", (1, 32), torch.float32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unspool.errors import LoadError, UnsupportedError
+from unspool.errors import UnsupportedError
 from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, SUPER_KINDS, read_supers
 
 CHUNK_BYTES = 8 << 20  # the size of a chunk of rows in float32
@@ -142,16 +142,3 @@ def _reinterpret(raw: torch.Tensor, stored: StoredType) -> torch.Tensor:
     if raw.storage_offset() % stored.block_bytes:
         raw = raw.clone(memory_format=torch.contiguous_format)
     return raw.view(stored.dtype)
-
-
-def dequantize(raw: torch.Tensor, stored: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The bytes of a tensor (uint8, rows first) as numbers of `dtype`."""
-    kind = find_stored_type(stored, "(given)", tuple(STORED_TYPES))
-    if raw.numel() != kind.count_bytes(shape) or (shape and shape[-1] % kind.block_values):
-        raise LoadError(f"{raw.numel()} bytes of {stored} don't make a tensor of shape {list(shape)}")
-    out = torch.empty(shape, dtype=dtype)
-    if out.numel():
-        flat = out.view(-1, shape[-1] if shape else 1)
-        for first, chunk in iterate_rows(raw.reshape(flat.shape[0], -1), kind):
-            flat[first : first + chunk.shape[0]].copy_(chunk)
-    return out

@@ -8,10 +8,10 @@ import torch
 from gguf import GGMLQuantizationType, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loading.dequantizing import dequantize
 
 from unspool.errors import LoadError
 from unspool.kernels.cpu import BLOCK, Blocks, Kind, join_blocks, pack_tiles, quantise_rows, read_blocks, unpack_tiles
-from unspool.loading.dequantize import dequantize
 
 KINDS: tuple[Kind, ...] = ("int8", "int4")
 
