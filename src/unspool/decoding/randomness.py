@@ -10,17 +10,14 @@ from collections.abc import Sequence
 import torch
 
 from unspool.kernels.sending import send
+from unspool.kernels.splitmix import MASK, STEP, as_signed, mix, mix_tensor, shift
 
 AHEAD = 256  # positions whose numbers are worked out at once
-_MASK = (1 << 64) - 1
-_STEP = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
 
 
 def derive_seed(seed: int, index: int) -> int:
     """The seed of the `index`-th row that shares one seed; index 0 keeps it."""
-    return seed if index == 0 else _mix(seed + index * _STEP) >> 1
+    return seed if index == 0 else mix(seed + index * STEP) >> 1
 
 
 def draw_seed() -> int:
@@ -30,8 +27,8 @@ def draw_seed() -> int:
 
 def draw_uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
     """Numbers in [0, 1), float64, one for each (seed, position) pair: SplitMix64 over both (Steele et al., 2014)."""
-    state = _mix_tensor(seeds + _signed(_STEP * (stream + 1) & _MASK))
-    state = _mix_tensor(state + positions * _signed(_STEP))
+    state = mix_tensor(seeds + as_signed(STEP * (stream + 1) & MASK))
+    state = mix_tensor(state + positions * as_signed(STEP))
     return (state >> 11).bitwise_and((1 << 53) - 1).to(torch.float64) * 2.0**-53
 
 
@@ -109,31 +106,8 @@ def draw_gumbel(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> tor
     """Gumbel noise (rows, count), float32: adding it to log-probabilities and taking the k highest draws k without
     replacement (Kool et al., 2019)."""
     place = torch.arange(count, device=seeds.device)
-    state = _mix_tensor(seeds + _signed(_STEP))
-    state = _mix_tensor(state + positions * _signed(_STEP))
-    bits = _shift(_mix_tensor(state[:, None] + place * _signed(_STEP)), 11)
+    state = mix_tensor(seeds + as_signed(STEP))
+    state = mix_tensor(state + positions * as_signed(STEP))
+    bits = shift(mix_tensor(state[:, None] + place * as_signed(STEP)), 11)
     uniform = (bits.to(torch.float64) + 0.5) * 2.0**-53  # in (0, 1)
     return -torch.log(-torch.log(uniform)).to(torch.float32)
-
-
-def _mix(value: int) -> int:
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
-    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
-    return value ^ (value >> 31)
-
-
-def _mix_tensor(value: torch.Tensor) -> torch.Tensor:
-    """`_mix` on int64 tensors, whose products wrap around as the unsigned ones do."""
-    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
-    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
-    return value ^ _shift(value, 31)
-
-
-def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
-    """A logical shift to the right: torch's own keeps the sign."""
-    return (value >> bits).bitwise_and((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from unspool.errors import UnsupportedError
-from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, SUPER_KINDS, read_supers
+from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, SUPER_KINDS, read_supers, split_nibbles
 
 CHUNK_BYTES = 8 << 20  # the size of a chunk of rows in float32
 
@@ -36,12 +36,6 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return pair.view(torch.float16).float()
 
 
-def _nibbles(packed: torch.Tensor, group: int) -> torch.Tensor:
-    """Every `group` bytes hold 2 x `group` values: all the low halves, then all the high halves."""
-    groups = packed.reshape(packed.shape[0], -1, group)  # (blocks, groups, group)
-    return torch.stack((groups & 15, groups >> 4), dim=2)  # (blocks, groups, 2, group) uint8
-
-
 def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
     """Bit i of a 32-bit little-endian mask, for the 32 values of a block, already moved to bit 4."""
     shifts = torch.arange(8, dtype=torch.uint8)
@@ -53,22 +47,22 @@ def _unpack_q8_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack_q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    values = _nibbles(blocks[:, 2:], 16).flatten(1).float()
+    values = split_nibbles(blocks[:, 2:], 16).flatten(1).float()
     return values.sub_(8).mul_(_half(blocks, 0))
 
 
 def _unpack_q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    values = _nibbles(blocks[:, 4:], 16).flatten(1).float()
+    values = split_nibbles(blocks[:, 4:], 16).flatten(1).float()
     return values.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
 def _unpack_q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    values = _nibbles(blocks[:, 6:], 16).flatten(1).bitwise_or_(_fifth_bits(blocks[:, 2:6])).float()
+    values = split_nibbles(blocks[:, 6:], 16).flatten(1).bitwise_or_(_fifth_bits(blocks[:, 2:6])).float()
     return values.sub_(16).mul_(_half(blocks, 0))
 
 
 def _unpack_q5_1(blocks: torch.Tensor) -> torch.Tensor:
-    values = _nibbles(blocks[:, 8:], 16).flatten(1).bitwise_or_(_fifth_bits(blocks[:, 4:8])).float()
+    values = split_nibbles(blocks[:, 8:], 16).flatten(1).bitwise_or_(_fifth_bits(blocks[:, 4:8])).float()
     return values.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 

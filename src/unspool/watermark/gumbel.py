@@ -18,11 +18,10 @@ from unspool.kernels.contexts import Text
 from unspool.kernels.cpu import find_marks
 from unspool.kernels.cpu.mark_calls import KeyedDrawCall, MarkCall, Window
 from unspool.kernels.presence import runs_kernels
+from unspool.kernels.splitmix import STEP, as_signed, mix, mix_tensor
 from unspool.logits.watermark import WatermarkProcessor
 from unspool.watermark.contexts import read_contexts
 
-_STEP = 0x9E3779B97F4A7C15
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _TOKEN = 0x9E3779B1
 _FINAL_1, _FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 _LOW = (1 << 32) - 1
@@ -49,7 +48,7 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
         self.vocab_size = vocab_size
         self.context_width = context_width
         self.prompt_width = prompt_width
-        self._start = int(_mix(torch.tensor(hashing_key)))  # what hashes begin with
+        self._start = as_signed(mix(hashing_key))  # what hashes begin with
 
     def after_prompt(self, prompt_width: int) -> GumbelWatermarkLogitsProcessor:
         """The processor for text that begins after so many columns; the prompt is context."""
@@ -99,7 +98,7 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
         """The state (…), int64, that the key and a context (…, width) give the noise."""
         state = torch.full(contexts.shape[:-1], self._start, dtype=torch.int64, device=contexts.device)
         for place in range(contexts.shape[-1]):
-            state = _mix(state + (contexts[..., place] + 1) * _signed(_STEP))
+            state = mix_tensor(state + (contexts[..., place] + 1) * as_signed(STEP))
         return state
 
     def draw_noise(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -109,23 +108,8 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
         return (_finish(word ^ high).to(torch.float64) + 0.5) * 2.0**-32
 
 
-def _mix(value: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser on int64 (Steele et al., 2014)."""
-    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
-    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
-    return value ^ _shift(value, 31)
-
-
 def _finish(word: torch.Tensor) -> torch.Tensor:
     """MurmurHash3's 32-bit finaliser, on 32 bits in int64."""
     word = ((word ^ (word >> 16)) * _FINAL_1) & _LOW
     word = ((word ^ (word >> 13)) * _FINAL_2) & _LOW
     return word ^ (word >> 16)
-
-
-def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value

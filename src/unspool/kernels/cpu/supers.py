@@ -132,21 +132,21 @@ def _read_fives(blocks: torch.Tensor, stored: str) -> SuperBlocks | None:
 def _read_codes(supers: torch.Tensor, kind: SuperKind) -> torch.Tensor:
     """The codes of super-blocks (supers, bytes), column by column: (supers, 256) uint8."""
     if kind == "q6_k":  # a half (128 values) is 64 bytes of nibbles and 32 bytes that hold four pairs of high bits each
-        low = _split_nibbles(supers[:, :128], 64).view(-1, 2, 4, 32)
+        low = split_nibbles(supers[:, :128], 64).view(-1, 2, 4, 32)
         shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
         high = ((supers[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3) << 4  # (supers, 2, 4, 32)
         return low.bitwise_or_(high).view(-1, SUPER)
-    codes = _split_nibbles(supers[:, -128:], 32).view(-1, 8, 32)
+    codes = split_nibbles(supers[:, -128:], 32).view(-1, 8, 32)
     if kind in ("q5_k", "q5"):
         shifts = torch.arange(8, dtype=torch.uint8)[:, None]
         codes |= ((supers[:, None, 16:48] >> shifts) & 1) << 4  # (supers, 8, 32): bit i belongs to block i
     return codes.view(-1, SUPER)
 
 
-def _split_nibbles(packed: torch.Tensor, group: int) -> torch.Tensor:
+def split_nibbles(packed: torch.Tensor, group: int) -> torch.Tensor:
     """Every `group` bytes hold 2 x `group` values: all the low halves, then all the high halves."""
     groups = packed.reshape(packed.shape[0], -1, group)
-    return torch.stack((groups & 15, groups >> 4), dim=2)  # (supers, groups, 2, group)
+    return torch.stack((groups & 15, groups >> 4), dim=2)  # (blocks, groups, 2, group) uint8
 
 
 AnyBlocks = Blocks | SuperBlocks
