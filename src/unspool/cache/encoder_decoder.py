@@ -11,10 +11,10 @@ import torch
 from unspool.cache.base import Cache
 from unspool.cache.contract.capabilities import BRANCH, BRANCH_SOURCE, JOIN
 from unspool.cache.files import list_saved
-from unspool.cache.origins import Origins
 from unspool.cache.pair_surface import PairSurface
 from unspool.cache.rows import RowCache
 from unspool.cache.span import Span
+from unspool.cache.write_log import WriteLog
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -107,13 +107,13 @@ class EncoderDecoderCache(PairSurface):
 
     def end(self) -> None:
         self.self_attention_cache.end()
-        if self._origins is not None:
-            self._origins.note(self.lengths)
+        if self._log is not None:
+            self._log.note(self.lengths)
 
     def advance(self, rows: int) -> None:
         self.self_attention_cache.advance(rows)
-        if self._origins is not None:
-            self._origins.note(self.lengths)
+        if self._log is not None:
+            self._log.note(self.lengths)
 
     def fork(self, forks: range) -> EncoderDecoderCache:
         """The decoder's part forked; the forks of a row read the same states of the encoder."""
@@ -122,12 +122,12 @@ class EncoderDecoderCache(PairSurface):
 
     def keep_fork(self, chosen: torch.Tensor) -> None:
         self.self_attention_cache.keep_fork(chosen)
-        self._origins = None
+        self._log = None
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self.self_attention_cache.truncate(lengths)
-        if self._origins is not None:
-            self._origins.truncate(lengths)
+        if self._log is not None:
+            self._log.truncate(lengths)
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows; a source stays shared if all rows that read it stay together."""
@@ -137,27 +137,27 @@ class EncoderDecoderCache(PairSurface):
             sources = first_of_each
         else:
             self.num_branches = 1
-        own, origins = self.self_attention_cache, self._origins
-        if origins is not None and isinstance(own, RowCache) and len(index) == len(own.lengths):
-            own.copy_rows(index, origins.find_parting(index))  # beams differ in their last positions only
+        own, log = self.self_attention_cache, self._log
+        if log is not None and isinstance(own, RowCache) and len(index) == len(own.lengths):
+            own.copy_rows(index, log.find_parting(index))  # beams differ in their last positions only
         else:
             own.select_rows(index)
-        if origins is not None:
-            origins.select(index)
+        if log is not None:
+            log.select(index)
         self.cross_attention_cache.select_rows(sources)
 
     def follow_rows(self, index: torch.Tensor) -> None:
         """Let beams go on from others of their source, which stays where it is."""
-        self._origins = None  # who wrote what is on the device alone from now on
+        self._log = None  # who wrote what is on the device alone from now on
         self.self_attention_cache.follow_rows(index)
 
     def branch(self, num_branches: int) -> EncoderDecoderCache:
         """Continue every row in `num_branches` rows, which read one copy of its cross-attention keys."""
         rows = len(self.source_lengths) * self.num_branches
         spread = [row for row in range(rows) for _ in range(num_branches)]
-        self._origins = Origins(rows)
-        self._origins.note(self.lengths or [0] * rows)
-        self._origins.select(spread)
+        self._log = WriteLog(rows)
+        self._log.note(self.lengths or [0] * rows)
+        self._log.select(spread)
         self.self_attention_cache.select_rows(spread)
         self.num_branches *= num_branches
         return self
@@ -167,7 +167,7 @@ class EncoderDecoderCache(PairSurface):
         self.require(JOIN)
         if not isinstance(other, EncoderDecoderCache):
             raise SettingError(f"the rows of a {type(other).__name__} can't join those of a pair of caches")
-        self._origins = None
+        self._log = None
         given = other.merge()  # every row with a source of its own, as the rows that join have
         if self.num_branches > 1:
             self._unshare()
@@ -187,8 +187,8 @@ class EncoderDecoderCache(PairSurface):
         self.self_attention_cache.rejoin(
             [part.self_attention_cache for part in parts if isinstance(part, EncoderDecoderCache)]
         )
-        if self._origins is not None:
-            self._origins.note(self.lengths)
+        if self._log is not None:
+            self._log.note(self.lengths)
 
     def merge(self) -> EncoderDecoderCache:
         if self.num_branches == 1:

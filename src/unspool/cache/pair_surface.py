@@ -10,7 +10,7 @@ import torch
 
 from unspool.cache.base import Cache
 from unspool.cache.dynamic import DynamicCache
-from unspool.cache.origins import Origins
+from unspool.cache.write_log import WriteLog
 
 LegacyPair = tuple[tuple[torch.Tensor, ...], ...]
 
@@ -24,7 +24,7 @@ class PairSurface(Cache):
         cross = cross_attention_cache
         self.is_updated = {layer: cross.get_seq_length(layer) > 0 for layer in range(len(cross))}
         self.num_branches = num_branches  # rows that read one row of the cross-attention cache
-        self._origins: Origins | None = None  # of the decoder's positions, once there are beams
+        self._log: WriteLog | None = None  # of the decoder's positions, once there are beams
         self._span = None
 
     @abstractmethod
@@ -39,12 +39,12 @@ class PairSurface(Cache):
         cache_kwargs: dict[str, Any] | None = None,
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._origins = None
+        self._log = None
         return self.self_attention_cache.update(key_states, value_states, layer_idx, cache_kwargs)
 
     def reset(self) -> None:
         """Forget both parts, where their kinds can."""
-        self._origins = None
+        self._log = None
         for part in (self.self_attention_cache, self.cross_attention_cache):
             if hasattr(part, "reset"):
                 part.reset()
@@ -74,7 +74,7 @@ class PairSurface(Cache):
         if not isinstance(own, DynamicCache) or not isinstance(cross, DynamicCache):
             kinds = f"{type(own).__name__} and {type(cross).__name__}"
             raise ValueError(f"{method} needs two dynamic caches, and these are {kinds}")
-        self._origins = None
+        self._log = None
         if self.num_branches > 1:  # the reference's surface moves both parts alike
             self._unshare()
         return own, cross

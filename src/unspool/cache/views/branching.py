@@ -10,11 +10,11 @@ import torch
 
 from unspool.cache.base import Cache
 from unspool.cache.contract.capabilities import DIVIDE, RAGGED, ROLL_BACK, SELECT_ROWS
-from unspool.cache.origins import Origins
 from unspool.cache.places import Places
 from unspool.cache.rows import RowCache
 from unspool.cache.span import Mask, Span
 from unspool.cache.stores.memory import KeyFormat, join
+from unspool.cache.write_log import WriteLog
 from unspool.errors import SettingError, UnsupportedError
 from unspool.kernels.sending import send
 
@@ -44,7 +44,7 @@ class BranchingCache(Cache):
         self._prompt = prompt
         self._own = prompt.new_like(1)
         self._prompt_lengths = [length for length in prompt.lengths for _ in range(num_branches)]
-        self._origins: Origins | None = Origins(len(self._prompt_lengths))  # of own positions; None if not known
+        self._log: WriteLog | None = WriteLog(len(self._prompt_lengths))  # of own positions; None if not known
         self._ancestry: torch.Tensor | None = None  # (rows, own capacity) int32: whose key stands at a row's position
         self._places: Places | None = None
         self.lengths = list(self._prompt_lengths)
@@ -79,7 +79,7 @@ class BranchingCache(Cache):
     def end(self) -> None:
         super().end()
         self._own.end()
-        self._note_origins()
+        self._log_writes()
 
     def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:  # all keys are in view
         """The shared positions and, after them, the row's own: (rows, keys)."""
@@ -132,7 +132,7 @@ class BranchingCache(Cache):
     def advance(self, rows: int) -> None:
         self._own.advance(rows)
         self.lengths = [first + own for first, own in zip(self._prompt_lengths, self._own.lengths, strict=True)]
-        self._note_origins()
+        self._log_writes()
 
     def _gather_own(self) -> None:
         """Bring every row's own keys together again, which captured steps leave with the rows that wrote them."""
@@ -152,8 +152,8 @@ class BranchingCache(Cache):
             raise SettingError(f"can't roll back to {list(lengths)}: the prompts' {self._prompt_lengths} are shared")
         self._own.truncate(own)
         super().truncate(lengths)
-        if self._origins is not None:
-            self._origins.truncate(own)
+        if self._log is not None:
+            self._log.truncate(own)
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Let branches go on from others of the same prompt, or keep whole prompts with all their branches."""
@@ -173,10 +173,10 @@ class BranchingCache(Cache):
                 rows = send(index, self._ancestry.device)
                 self._ancestry[:, :held] = self._ancestry[:, :held][rows]
         else:
-            self._own.copy_rows(index, 0 if self._origins is None else self._origins.find_parting(index))
+            self._own.copy_rows(index, 0 if self._log is None else self._log.find_parting(index))
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
-        if self._origins is not None:
-            self._origins.select(index)
+        if self._log is not None:
+            self._log.select(index)
         self.lengths = [self.lengths[row] for row in index]
 
     @property
@@ -185,7 +185,7 @@ class BranchingCache(Cache):
         return self._ancestry is not None or self._own.can_follow
 
     def follow_rows(self, index: torch.Tensor) -> None:
-        self._origins = None  # who wrote what is on the device alone from now on
+        self._log = None  # who wrote what is on the device alone from now on
         if self._ancestry is None:
             self._own.follow_rows(index)
             return
@@ -193,9 +193,9 @@ class BranchingCache(Cache):
         known = self._ancestry[:, :held]
         known.copy_(known.index_select(0, index))
 
-    def _note_origins(self) -> None:
-        if self._origins is not None:
-            self._origins.note(self._own.lengths)
+    def _log_writes(self) -> None:
+        if self._log is not None:
+            self._log.note(self._own.lengths)
 
     def divide(self, num_parts: int, num_new: int) -> list[Cache]:
         """One branch of every prompt at a time: each part reads all prompts' keys, which stay where they are."""
@@ -209,14 +209,14 @@ class BranchingCache(Cache):
             assert isinstance(own, RowCache)
             part._own = own
             part.lengths = self.lengths[first::num_parts]
-            part._origins = Origins(len(part.lengths))  # who wrote what is noted for all branches together
+            part._log = WriteLog(len(part.lengths))  # who wrote what is noted for all branches together
             parts.append(part)
         return parts
 
     def rejoin(self, parts: Sequence[Cache]) -> None:
         super().rejoin(parts)
         self._own.rejoin([part._own for part in parts if isinstance(part, BranchingCache)])
-        self._note_origins()
+        self._log_writes()
 
     def _open_own(self) -> None:
         """Make the branches' own buffers before the first pass, which would make them for the rows it is given."""

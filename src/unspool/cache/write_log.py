@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Origins:
+class WriteLog:
     """Who wrote each position of each row. Rows that followed one another share the positions before they parted."""
 
     def __init__(self, rows: int) -> None:

@@ -7,21 +7,21 @@ import random
 import torch
 
 from unspool.cache import DynamicCache, EncoderDecoderCache
-from unspool.cache.origins import Origins
+from unspool.cache.write_log import WriteLog
 
 
 def test_rows_part_where_they_wrote_their_own() -> None:
-    origins = Origins(2)
-    origins.note([3, 3])
-    assert origins.find_parting([0, 1]) == 3 and origins.find_parting([1, 1]) == 0
-    origins.select([0, 0])
-    assert origins.find_parting([1, 0]) == 3
-    origins.note([5, 5])
-    assert origins.find_parting([1, 0]) == 3 and origins.find_parting([0, 1]) == 5
-    origins.truncate([4, 4])
-    assert origins.find_parting([0, 0]) == 3
-    origins.truncate([2, 2])
-    assert origins.find_parting([0, 0]) == 2
+    log = WriteLog(2)
+    log.note([3, 3])
+    assert log.find_parting([0, 1]) == 3 and log.find_parting([1, 1]) == 0
+    log.select([0, 0])
+    assert log.find_parting([1, 0]) == 3
+    log.note([5, 5])
+    assert log.find_parting([1, 0]) == 3 and log.find_parting([0, 1]) == 5
+    log.truncate([4, 4])
+    assert log.find_parting([0, 0]) == 3
+    log.truncate([2, 2])
+    assert log.find_parting([0, 0]) == 2
 
 
 def step(cache: EncoderDecoderCache, rows: int, written: torch.Tensor) -> None:
