@@ -152,7 +152,10 @@ def read_prefix(lm: Speaker, prompt: Any, *, chat: bool, tools: Any, settings: M
     if info.max_context is not None and len(ids) >= info.max_context and not find_kind(kind).is_endless:
         raise ContextError(f"the prefix has {len(ids)} tokens and the model's context ends at {info.max_context}")
     if min(ids, default=0) < 0 or max(ids, default=0) >= info.vocab_size:
-        raise InputError(f"the prefix holds ids outside the model's vocabulary of {info.vocab_size} tokens")
+        raise InputError(
+            f"the prefix holds ids outside the model's vocabulary of {info.vocab_size} tokens; use ids from 0 to "
+            f"{info.vocab_size - 1}"
+        )
     cache = lm.model.new_cache(kind, 1, len(ids), config=config or None)
     if ids:
         Reader(lm.model, cache, chunk=CHUNK).read(torch.tensor([ids], device=lm.model.device), [len(ids)])
@@ -164,7 +167,9 @@ def _read_kind(lm: Speaker, settings: Mapping[str, Any]) -> tuple[str, dict[str,
     if unknown:
         raise SettingError(f"a prefix is read, not continued: `{sorted(unknown)[0]}` goes to generate()")
     if lm.model.info.is_encoder_decoder:
-        raise UnsupportedError(f"{lm.model.info.family} reads its prompt with an encoder, which has no prefix to keep")
+        raise UnsupportedError(
+            f"{lm.model.info.family} reads its prompt with an encoder, which has no prefix to keep; give it whole texts"
+        )
     name = str(settings.get("cache_implementation") or "dynamic")
     kind = find_kind(name)
     reason = kind.refuse(lm.model.info) if kind.refuse is not None else None

@@ -135,7 +135,9 @@ class Transcriber:
     def _spread(self, language: Any) -> list[str | None]:
         languages = list(language) if isinstance(language, list | tuple) else [language] * len(self.sounds)
         if len(languages) != len(self.sounds):
-            raise SettingError(f"`language` has {len(languages)} entries for {len(self.sounds)} sounds")
+            raise SettingError(
+                f"`language` has {len(languages)} entries for {len(self.sounds)} sounds; give one for all, or one each"
+            )
         return [None if one is None else find_language(one, self._markers.languages) for one in languages]
 
     def _encode_prompt(self) -> tuple[int, ...] | None:

@@ -180,7 +180,9 @@ class QuantizedHybridCache(QuantizedStaticCache):
     ) -> None:
         self.kinds, window = tuple(read_kinds(config)), read_window(config)
         if window is None and "sliding" in self.kinds:
-            raise SettingError("the config names sliding layers and no sliding_window")
+            raise SettingError(
+                "the config names sliding layers and no sliding_window; give it one, or use a QuantizedStaticCache"
+            )
         self.window = window if window is not None else max_cache_len
         windows = [self.window if kind == "sliding" else None for kind in self.kinds]
         sizes = read_sizes(config, device, dtype)

@@ -194,7 +194,9 @@ class HybridCache(LayeredCache):
         longest = max_cache_len or int(config.max_position_embeddings)
         if window is None:
             if "sliding" in kinds:
-                raise SettingError("the config names sliding layers and no sliding_window")
+                raise SettingError(
+                    "the config names sliding layers and no sliding_window; give it one, or use a StaticCache"
+                )
             window = longest
         sizes = read_sizes(config, device, dtype, layer_device_map)
         super().__init__(kinds, window, max_batch_size, longest, sizes, allocate)

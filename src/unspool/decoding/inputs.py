@@ -85,7 +85,9 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
     given, mask = inputs.negative_prompt_ids, inputs.negative_prompt_attention_mask
     if given is None:
         if mask is not None:
-            raise InputError("negative_prompt_attention_mask was given without negative_prompt_ids to stand over")
+            raise InputError(
+                "negative_prompt_attention_mask was given without negative_prompt_ids to stand over; give both"
+            )
         return None
     if settings.guidance_scale is None:
         raise SettingError(
@@ -109,7 +111,9 @@ def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num
 
 def _start_alone(inputs: Inputs, settings: GenerationConfig, info: ModelInfo) -> torch.Tensor:
     if inputs.attention_mask is not None:
-        raise InputError("attention_mask was given without input_ids or inputs_embeds for it to stand over")
+        raise InputError(
+            "attention_mask was given without input_ids or inputs_embeds for it to stand over; give one of them"
+        )
     if settings.bos_token_id is None:
         raise InputError("no prompt was given, and the model has no bos_token_id to begin with; pass input_ids")
     return read_ids([[settings.bos_token_id]], info.vocab_size, "bos_token_id")
@@ -177,7 +181,7 @@ def _read_source(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
     if inputs.decoder_input_ids is not None:
         ids = read_ids(inputs.decoder_input_ids, info.vocab_size, "decoder_input_ids").to(model.device)
         if ids.shape[0] != rows:
-            raise InputError(f"decoder_input_ids has {ids.shape[0]} rows and the encoder's input {rows}")
+            raise InputError(f"decoder_input_ids has {ids.shape[0]} rows and the encoder's input {rows}; give as many")
     elif not start:
         raise SettingError("the model names no decoder_start_token_id and no bos_token_id; pass decoder_start_token_id")
     if start:
@@ -240,7 +244,10 @@ def _read_features(model: Model, inputs: Inputs) -> EncoderInput:
     """What an encoder of sound reads. Every frame counts: silence is what fills a short sound up."""
     shape, given = model.info.features, inputs.input_features
     if shape is None:
-        raise InputError(f"input_features are for models that read sound, and a {model.info.family} model reads tokens")
+        raise InputError(
+            f"input_features are for models that read sound, and a {model.info.family} model reads tokens; give "
+            "input_ids"
+        )
     for name in ("input_ids", "inputs_embeds", "encoder_outputs"):
         if getattr(inputs, name) is not None:
             raise InputError(f"input_features and {name} are two sources; give one of them")

@@ -40,7 +40,8 @@ def read_cache(cache: Any, lengths: list[int], source_lengths: list[int] | None,
         raise SettingError(f"past_key_values must be a cache of unspool's, not a {type(cache).__name__}")
     if isinstance(cache, EncoderDecoderCache) != info.is_encoder_decoder:
         raise SettingError(
-            f"past_key_values is a {type(cache).__name__}, and a {info.family} model decodes with a {kind.__name__}"
+            f"past_key_values is a {type(cache).__name__}, and a {info.family} model decodes with a {kind.__name__}; "
+            "use model.new_cache()"
         )
     if isinstance(cache, EncoderDecoderCache) and not cache.source_lengths:
         raise SettingError(
@@ -60,7 +61,10 @@ def read_cache(cache: Any, lengths: list[int], source_lengths: list[int] | None,
             "one; use a model with rotary positions or ALiBi, or a DynamicCache"
         )
     if cache.lengths and len(cache.lengths) != len(lengths):
-        raise SettingError(f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}")
+        raise SettingError(
+            f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}; give the rows that "
+            "they were filled with, or select some with cache.select_rows(…)"
+        )
     if source_lengths is not None:
         _check_sources(cache, source_lengths)
     for row, (held, length) in enumerate(zip(cache.lengths, lengths, strict=False)):
@@ -77,7 +81,8 @@ def _check_sources(cache: Cache, lengths: list[int]) -> None:
     held = [length for length in cache.source_lengths for _ in range(cache.num_branches)]
     if len(held) != len(lengths):
         raise SettingError(
-            f"past_key_values hold encoded texts for {len(held)} rows and the encoder's input has {len(lengths)}"
+            f"past_key_values hold encoded texts for {len(held)} rows and the encoder's input has {len(lengths)}; "
+            "give the texts that they were filled with"
         )
     for row, (had, has) in enumerate(zip(held, lengths, strict=True)):
         if had != has:

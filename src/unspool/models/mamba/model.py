@@ -87,7 +87,9 @@ class Mamba(NativeModel):
         if encoded is not None:
             raise InputError("mamba has no encoder, so its cache takes no encoded states")
         if kind not in ("mamba", "dynamic"):
-            raise UnsupportedError(f"a mamba model keeps states and no keys, and a {kind!r} cache holds keys")
+            raise UnsupportedError(
+                f"a mamba model keeps states and no keys, and a {kind!r} cache holds keys; use 'mamba'"
+            )
         cache = make_cache("mamba", self.key_shape, rows, capacity, config)
         assert isinstance(cache, MambaCache)
         return cache

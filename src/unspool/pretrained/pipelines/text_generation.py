@@ -120,7 +120,9 @@ class TextGenerationPipeline(TextPipeline):
         if width + new <= limit:
             return
         if limit <= new:
-            raise SettingError(f"max_new_tokens={new} leaves no room for a prompt in a context of {limit} tokens")
+            raise SettingError(
+                f"max_new_tokens={new} leaves no room for a prompt in a context of {limit} tokens; ask for fewer"
+            )
         for name, value in encoding.items():
             encoding[name] = value[:, width - (limit - new) :]
 
