@@ -274,6 +274,10 @@ class PlainStore(Store):
         self.add_layer(layer, held.shape[0], KeyFormat.of(held))
         self.buffers[layer][: held.shape[0], : held.shape[1]] = held
 
+    def take_over(self, buffers: list[torch.Tensor]) -> None:
+        """Use these buffers, whose rows and positions are what there is room for until it grows."""
+        self.buffers, self.room.positions = buffers, buffers[0].shape[1]
+
     def pack(self, rows: int, length: int) -> list[torch.Tensor]:
         """What a file has of every layer."""
         return [self.rows_of(layer, rows)[:, : min(length, self.room.positions)] for layer in range(self.num_layers)]

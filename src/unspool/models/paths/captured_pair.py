@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from unspool.cache import Cache
+from unspool.cache.rows import RowCache
 from unspool.models.encoder_decoder.caches import check_pair
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
@@ -17,10 +19,13 @@ from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.captured_step import CapturedStep, Sources
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
+from unspool.protocols import LAST, Forward, Want
 
 if TYPE_CHECKING:
     from unspool.models.paths.captured_body import Body
 
+MOST_FIRST: Final = 4  # tokens that a text begins with: markers of a language and a task
+_ALL: Final = Want("all")
 MOST_QUERIES: Final = 64  # of one source: its beams, and their new tokens
 
 
@@ -39,6 +44,7 @@ class CapturedPairSteps(CapturedSteps):
         super().__init__(spec.describe_decoder(), take_decoder(weights), device, dtype)
         self._pair, self._crosses = spec, weights.decoder.crosses
         self._position_table, self._distances = positions, biases
+        self._begun: set[torch.Size] = set()  # what texts began with so far
         self._table: torch.Tensor | None = None  # of positions, as it is in the graphs
         self._follow(iterate_tensors(self._crosses))
 
@@ -55,6 +61,25 @@ class CapturedPairSteps(CapturedSteps):
         if self._distances is not None and (max(tokens.shape[1], pair.num_forks) > 1 or not self._has_plain_keys(pair)):
             return "biases by distance are captured for one token a row over keys that are not packed"
         return super()._explain_refusal(new)
+
+    def run(self, new: Pass) -> Forward | str:
+        """As of a decoder; a text begins with few tokens, which are read as drafts are."""
+        tokens = new.tokens
+        if tokens is None or new.cache.lengths or not _is_plain(new):
+            return super().run(new)
+        if tokens.shape not in self._begun:  # a graph of it may not pay
+            self._begun.add(tokens.shape)
+            return super().run(new)
+        own, spec = check_pair(new.cache).self_attention_cache, self._spec
+        if isinstance(own, RowCache) and not own.holds_buffers(spec.num_layers):
+            sizes = (spec.num_layers, tokens.shape[0], spec.num_kv_heads, spec.head_dim)
+            own.open_layers(*sizes, self._dtype, self._numbered)
+        if tokens.shape[1] == 1:
+            return super().run(new)
+        answer = super().run(Pass(tokens, new.cache, None, _ALL, None, new.open_span))
+        if not isinstance(answer, str):
+            answer.logits = answer.logits[:, -1]
+        return answer
 
     def _has_plain_keys(self, cache: Cache) -> bool:
         places = cache.places()
@@ -81,8 +106,15 @@ class CapturedPairSteps(CapturedSteps):
         CapturedStep(self._spec, self._make_body(shape), self._device, self._dtype, shape).launch()
 
     def _make_body(self, shape: PassShape) -> Body:
-        from unspool.models.paths.captured_pair_blocks import make_pair_body  # Triton is imported only if a GPU is used
+        from unspool.models.paths.captured_pair_choice import make_pair_body  # Triton is imported only if a GPU is used
 
         biases = [] if self._distances is None else self._distances.tabulate()
         parts = PairParts(self._pair, self._weights, self._crosses, self._table, biases)
         return make_pair_body(parts, self._device, self._dtype, shape)
+
+
+def _is_plain(new: Pass) -> bool:
+    """Whether a pass reads a few tokens, as many of each row, for the logits of what follows alone."""
+    num_new, counts = new.given.shape[1], new.counts
+    is_short = num_new <= MOST_FIRST and (counts is None or min(counts) == num_new)
+    return is_short and replace(new.want, is_brief=False) == LAST and new.cache.num_forks == 1

@@ -1,0 +1,178 @@
+"""Encoders' passes on a GPU: attention over whole sources beside torch's, fused and captured passes beside the plain one.
+
+The kernels run on a GPU, or slowly in Triton's interpreter, with `TRITON_INTERPRET=1`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.gpu.kernel_checks import DEVICE, HAS_GPU, IS_INTERPRETED, needs_gpu, pytestmark
+from tests.gpu.test_captured_pairs import SHAPES, draw_sources, load
+
+import unspool
+from unspool.protocols import Want
+
+__all__ = ["pytestmark"]
+
+IS_HOPPER = HAS_GPU and torch.cuda.get_device_capability() == (9, 0)
+needs_copy_engine = pytest.mark.skipif(not IS_HOPPER and not IS_INTERPRETED, reason="needs a Hopper GPU")
+
+
+@needs_copy_engine
+@pytest.mark.parametrize("far", [0, 5, 128])
+@pytest.mark.parametrize(
+    ("tokens", "lengths"), [(40, None), (1, [1]), (64, [64, 33]), (150, [150, 97, 1]), (513, None), (300, [7, 300])]
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16] if HAS_GPU else [torch.float16], ids=str)
+def test_attention_over_sources(dtype: torch.dtype, tokens: int, lengths: list[int] | None, far: int) -> None:
+    """Lengths around a program's share; keys beyond a row's length (NaN) are not read into it."""
+    from unspool.kernels.gpu.attention.prompt_attention import USUAL, PromptTiling
+    from unspool.kernels.gpu.attention.source_attention import attend_source
+
+    rows, heads, width = len(lengths or [0]), 2, 64
+    qkv = torch.randn(rows, tokens, 3, heads, width, device=DEVICE).to(dtype)
+    for row, length in enumerate(lengths or []):
+        qkv[row, length:] = 100.0  # finite, and far from everything
+    queries, keys, values = (part.transpose(1, 2) for part in qkv.unbind(2))
+    counts = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    biases = torch.randn(heads, 2 * far + 1, device=DEVICE) if far else None
+    steep = None if biases is None else biases * math.log2(math.e)
+    tiling = USUAL if HAS_GPU else PromptTiling(32, 16, 4, 2, 128)
+    found = attend_source(queries, keys, values, 0.2, lengths=counts, biases=steep, tiling=tiling)
+    assert found.isfinite().all()
+    place = torch.arange(tokens, device=DEVICE)
+    mask = torch.zeros(rows, heads, tokens, tokens, dtype=torch.float64, device=DEVICE)
+    if biases is not None:
+        mask += biases[:, (place - place[:, None]).clamp(-far, far) + far]
+    if counts is not None:
+        mask = mask.masked_fill(~(place < counts[:, None])[:, None, None], -torch.inf)
+    expected = F.scaled_dot_product_attention(queries.double(), keys.double(), values.double(), mask, scale=0.2)
+    for row, length in enumerate(lengths or [tokens]):
+        mine = expected[row, :, :length]
+        assert (found[row, :, :length].double() - mine).norm() < 5e-3 * mine.norm()
+
+
+def encode_plainly(model: Any, source: dict[str, torch.Tensor], want: Want = Want()) -> torch.Tensor:
+    """The plain pass: torch's operators."""
+    with model.without_paths("captured"):
+        return encode(model, source, want)
+
+
+def encode(model: Any, source: dict[str, torch.Tensor], want: Want = Want()) -> torch.Tensor:
+    if "input_features" in source:
+        return model.encode(None, embeds=source["input_features"].to(model.device), want=want).states
+    lengths = source["attention_mask"].sum(1).tolist()
+    return model.encode(source["input_ids"].to(model.device), lengths, want=want).states
+
+
+def take_real(states: torch.Tensor, source: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The states of real tokens."""
+    if "input_features" in source:
+        return states.flatten(0, 1)
+    return states[source["attention_mask"].bool().to(states.device)]
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_fused_passes_are_the_plain_one(name: str) -> None:
+    """The body in float32, with lengths on the device, over padded sources."""
+    from unspool.models.paths.captured_encoder import CapturedEncoder
+
+    model = load(name, DEVICE.type)
+    source = draw_sources(name, 3, 12)
+    around = (model._encoder_positions, model._biases)
+    work = CapturedEncoder(model.spec, model.weights, *around, DEVICE, torch.float32)
+    expected = take_real(encode_plainly(model, source), source)
+    if name == "whisper":
+        found = work._run(source["input_features"].to(DEVICE), None)
+    else:
+        lengths = source["attention_mask"].sum(1).tolist()
+        found = work._run(*work._lay_out(source["input_ids"].to(DEVICE), lengths, 16, False))[:, :12]
+    torch.testing.assert_close(take_real(found, source), expected, atol=2e-5, rtol=2e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_captured_passes(name: str) -> None:
+    """First pass, capture and replays have the same bits, whatever stood in the graph's inputs between them, and are as
+    near to float64's states as the plain pass."""
+    model, exact = load(name, "cuda", torch.bfloat16), load(name, "cuda", torch.float64)
+    for rows, length in [(1, 7), (3, 30), (2, 16)]:
+        source, other = draw_sources(name, rows, length), draw_sources(name, rows, length - 1)
+        first = encode(model, source)
+        passes = [encode(model, given) for given in (source, other, source, other, source)]
+        for one in (passes[0], passes[2], passes[4]):
+            assert torch.equal(take_real(one, source), take_real(first, source))
+        reference = take_real(encode_plainly(exact, source), source)
+        plain, found = (
+            float((take_real(states, source).double() - reference).norm() / reference.norm())
+            for states in (encode_plainly(model, source), first)
+        )
+        assert found < 1.3 * plain + 1e-3
+    assert model._encoder._graphs
+
+
+@needs_gpu
+def test_graphs_follow_weights_that_move() -> None:
+    model = load("bart", "cuda", torch.bfloat16)
+    source = draw_sources("bart", 2, 9)
+    for _ in range(3):
+        encode(model, source)
+    layer = model.weights.encoder.layers[0]
+    layer.up.weight = layer.up.weight.clone() * 2
+    torch.testing.assert_close(
+        take_real(encode(model, source), source),
+        take_real(encode_plainly(model, source), source),
+        atol=0.05,
+        rtol=0.05,
+    )
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("num_first", [1, 2, 4])
+def test_what_a_text_begins_with_is_captured(name: str, num_first: int) -> None:
+    """The second text that begins so; T5's biases by distance are captured for one token alone."""
+    model = load(name, "cuda", torch.bfloat16)
+    source = draw_sources(name, 3, 12)
+    states = encode(model, source)
+    lengths = [states.shape[1]] * 3 if name == "whisper" else source["attention_mask"].sum(1).tolist()
+    ids = torch.randint(4, 97, (3, num_first + 1), device="cuda")
+    answers = []
+    for _ in range(3):
+        cache = model.new_cache(rows=3, encoded=unspool.protocols.Encoded(states, lengths))
+        first = model.forward(ids[:, :-1], cache)
+        answers.append((first, model.forward(ids[:, -1:], cache).logits))
+    is_captured = num_first == 1 or "t5" not in name
+    assert [first.path for first, _ in answers] == ["eager", *["captured" if is_captured else "eager"] * 2]
+    assert torch.equal(answers[1][0].logits, answers[2][0].logits)
+    for place in range(2):
+        one, two = (
+            answer[0].logits.float() if place == 0 else answer[1].float() for answer in (answers[0], answers[1])
+        )
+        assert (one - two).norm() < 0.02 * one.norm()
+
+
+@needs_gpu
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
+def test_keys_by_one_product(name: str, rows: int) -> None:
+    """All layers' at once, and layer by layer."""
+    model = load(name, "cuda", torch.bfloat16)
+    source = draw_sources(name, rows, 12)
+    states = encode(model, source)
+    lengths = [states.shape[1]] * rows if name == "whisper" else source["attention_mask"].sum(1).tolist()
+    encoded = unspool.protocols.Encoded(states, lengths)
+    assert model._stack_keys() is not None
+    found = model.new_cache(rows=rows, encoded=encoded).cross_attention_cache
+    for cross in model.weights.decoder.crosses:
+        cross.kv.weight = cross.kv.weight.clone()
+    assert model._stack_keys() is None
+    expected = model.new_cache(rows=rows, encoded=encoded).cross_attention_cache
+    for one, two in zip(found, expected, strict=True):
+        for part, other in zip(one, two, strict=True):
+            torch.testing.assert_close(part, other[:, :, : part.shape[2]], atol=0.02, rtol=0.02)
