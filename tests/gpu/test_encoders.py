@@ -1,4 +1,4 @@
-"""Encoders' passes on a GPU: attention over whole sources beside torch's, fused and captured passes beside the plain one.
+"""Encoders' passes on a GPU: attention over sources beside torch's, fused and captured passes beside the plain one.
 
 The kernels run on a GPU, or slowly in Triton's interpreter, with `TRITON_INTERPRET=1`.
 """
@@ -15,7 +15,6 @@ from tests.gpu.kernel_checks import DEVICE, HAS_GPU, IS_INTERPRETED, needs_gpu, 
 from tests.gpu.test_captured_pairs import SHAPES, draw_sources, load
 
 import unspool
-from unspool.protocols import Want
 
 __all__ = ["pytestmark"]
 
@@ -57,17 +56,17 @@ def test_attention_over_sources(dtype: torch.dtype, tokens: int, lengths: list[i
         assert (found[row, :, :length].double() - mine).norm() < 5e-3 * mine.norm()
 
 
-def encode_plainly(model: Any, source: dict[str, torch.Tensor], want: Want = Want()) -> torch.Tensor:
+def encode_plainly(model: Any, source: dict[str, torch.Tensor]) -> torch.Tensor:
     """The plain pass: torch's operators."""
     with model.without_paths("captured"):
-        return encode(model, source, want)
+        return encode(model, source)
 
 
-def encode(model: Any, source: dict[str, torch.Tensor], want: Want = Want()) -> torch.Tensor:
+def encode(model: Any, source: dict[str, torch.Tensor]) -> torch.Tensor:
     if "input_features" in source:
-        return model.encode(None, embeds=source["input_features"].to(model.device), want=want).states
+        return model.encode(None, embeds=source["input_features"].to(model.device)).states
     lengths = source["attention_mask"].sum(1).tolist()
-    return model.encode(source["input_ids"].to(model.device), lengths, want=want).states
+    return model.encode(source["input_ids"].to(model.device), lengths).states
 
 
 def take_real(states: torch.Tensor, source: dict[str, torch.Tensor]) -> torch.Tensor:

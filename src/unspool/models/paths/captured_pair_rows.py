@@ -13,6 +13,7 @@ import torch
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import multiply, multiply_parts
+from unspool.models.encoder_decoder.layers import CrossWeights
 from unspool.models.paths.captured_body import StepInputs
 from unspool.models.paths.captured_pair_blocks import FusedPairBody, describe_norm
 from unspool.models.paths.captured_pair_parts import PairParts
@@ -21,10 +22,11 @@ from unspool.models.weights import AnyLinear, Norm
 
 
 class RowsPairBody(FusedPairBody):
-    """Eleven kernels per layer."""
+    """Eleven kernels per layer; the queries of the sources' keys stay in parts, too."""
 
     def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
         super().__init__(parts, device, dtype, form)
+        self._asked: tuple[torch.Tensor, torch.Tensor | None] = (self._queries, None)  # or parts, and a bias
         self._sum: tuple[torch.Tensor, torch.Tensor | None] | None = None  # parts to be added to the state, and a bias
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
@@ -43,15 +45,30 @@ class RowsPairBody(FusedPairBody):
         multiply(head.operand, given, logits, bias=head.bias)
 
     def _multiply_state(self, linear: AnyLinear, norm: Norm, out: torch.Tensor, **after: Any) -> None:
+        multiply(linear.operand, self._read_state(norm), out, bias=linear.bias, **after)
+
+    def _make_queries(self, cross: CrossWeights) -> None:
+        given, linear = self._read_state(cross.norm), cross.q
+        parts = multiply_parts(linear.operand, given)
+        self._asked = (self._queries, None) if parts is None else (parts, linear.bias)
+        if parts is None:
+            multiply(linear.operand, given, self._queries, bias=linear.bias)
+
+    def _attend_across(self, index: int, queries: torch.Tensor, inputs: StepInputs) -> torch.Tensor:  # noqa: ARG002
+        (asked, bias), num_layers, scale = self._asked, self._spec.num_layers, self._pair.decoder.attention_scale
+        self._attend_sources(asked, self._across, inputs.base, inputs.sources, index, num_layers, scale, bias)
+        return self._across
+
+    def _read_state(self, norm: Norm) -> torch.Tensor:
+        """What a product of the state reads: the state after a norm, which comes before or after the sum."""
         if self._pair.is_norm_first:
             self._norm_state(norm, self._spare)
-            multiply(linear.operand, self._spare, out, bias=linear.bias, **after)
-            return
+            return self._spare
         late, self._late = self._late, None
         if late is not None:
             self._norm_state(late, self._spare)
             self._x, self._spare = self._spare, self._x
-        multiply(linear.operand, self._x, out, bias=linear.bias, **after)
+        return self._x
 
     def _add(self, linear: AnyLinear, norm: Norm, y: torch.Tensor) -> None:
         parts = multiply_parts(linear.operand, y)
