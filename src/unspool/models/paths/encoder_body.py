@@ -6,14 +6,13 @@ pass can be captured.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 
 from unspool.kernels.attention import attend
-from unspool.kernels.gpu.attention.source_attention import attend_source
+from unspool.kernels.gpu.attention.source_attention import attend_source, lay_out_biases
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.gating import gate
 from unspool.kernels.gpu.products.norms import normalise
@@ -29,9 +28,9 @@ class EncoderBody:
 
     def __init__(self, spec: EncoderDecoderSpec, stack: Stack, biases: list[torch.Tensor], *, has_kernel: bool) -> None:
         """`biases` has a table of `DistanceBiases.tabulate_around` for all layers, one for each, or none; `has_kernel`
-        is whether our kernel attends where keys are masked or biased, and not torch's."""
+        is whether our kernel attends, and not torch's."""
         self._spec, self._stack, self._biases, self._has_kernel = spec, stack, biases, has_kernel
-        self._steep = [table * math.log2(math.e) for table in biases]  # as the kernel takes them
+        self._tiles = [lay_out_biases(table) for table in biases] if has_kernel else []
 
     def hear(self, features: torch.Tensor) -> torch.Tensor:
         """Features (rows, channels, frames) through the convolutions: (rows, positions, hidden)."""
@@ -94,14 +93,12 @@ class EncoderBody:
         stack = self._spec.encoder
         split = qkv.view(rows, -1, 3, stack.num_heads, stack.head_dim)
         queries, keys, values = (part.transpose(1, 2) for part in split.unbind(2))
-        if masks:
-            mask = masks[min(index, len(masks) - 1)]
-            read, _ = attend(queries, keys, values, scale=stack.attention_scale, mask=mask)
-        elif lengths is None and not self._biases:
-            read, _ = attend(queries, keys, values, scale=stack.attention_scale)
-        else:
-            biases = self._steep[min(index, len(self._steep) - 1)] if self._steep else None
+        if self._has_kernel:
+            biases = self._tiles[min(index, len(self._tiles) - 1)] if self._tiles else None
             read = attend_source(queries, keys, values, stack.attention_scale, lengths=lengths, biases=biases)
+        else:
+            mask = masks[min(index, len(masks) - 1)] if masks else None
+            read, _ = attend(queries, keys, values, scale=stack.attention_scale, mask=mask)
         return read.transpose(1, 2).reshape(qkv.shape[0], -1)
 
     def _make_masks(self, lengths: torch.Tensor | None, longest: int, dtype: torch.dtype) -> list[torch.Tensor]:

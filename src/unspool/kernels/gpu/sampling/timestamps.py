@@ -116,8 +116,8 @@ def obey_timestamps(ids: torch.Tensor, scores: torch.Tensor, rules: TimestampRul
     parts = count_parts(vocab, BLOCK)
     sums = torch.empty(rows, parts, 3, dtype=torch.float32, device=scores.device)
     out = torch.empty(rows, vocab, dtype=torch.float32, device=scores.device)
-    known = (ids.stride(0), scores.stride(0), num_columns, rules.begin)
-    known += (vocab, rules.first, rules.end, rules.last_initial)
+    strides, tokens = (ids.stride(0), scores.stride(0)), (rules.first, rules.end, rules.last_initial)
+    known = (*strides, num_columns, rules.begin, vocab, *tokens)
     sizes = {"BLOCK": BLOCK, "HISTORY": _HISTORY}
     if rules.compares:
         launch(_sum_up, (rows, parts), ids, scores, sums, *known, **sizes)
