@@ -35,6 +35,16 @@ def test_rows_follow(index: list[int]) -> None:
         assert torch.equal(keys[:, :, :held], made[layer][index, :held, 0].transpose(1, 2))
 
 
+def test_rows_that_stay_keep_their_memory() -> None:
+    """More than half of it; layers share what they were made in."""
+    cache, made = take_over([5, 3, 4])
+    before = made.clone()
+    cache.select_rows([0, 2])
+    places = cache.places()
+    assert places is not None and [one.data_ptr() for one in places.buffers] == [one.data_ptr() for one in made]
+    assert torch.equal(cache.rows_of(1)[:, :4], before[1, [0, 2], :4])
+
+
 def test_rows_join() -> None:
     cache, made = take_over([5, 3])
     other, more = take_over([7])

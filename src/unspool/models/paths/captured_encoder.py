@@ -72,6 +72,7 @@ class CapturedEncoder:
         self._graphs: OrderedDict[Key, _Captured] = OrderedDict()
         self._pools: dict[int, Any] = {}  # of graphs that run one after the other: by stream
         self._noted: OrderedDict[Key, None] = OrderedDict()
+        self._stream: torch.cuda.Stream | None = None
         self._lock = threading.Lock()
 
     @torch.no_grad()
@@ -147,7 +148,7 @@ class CapturedEncoder:
     def _capture(
         self, key: Key, given: torch.Tensor, lengths: torch.Tensor | None, table: torch.Tensor | None
     ) -> _Captured:
-        graph, here, beside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+        graph, here, beside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), self._open_stream()
         if len(self._graphs) >= _MOST_KEPT:
             self._graphs.popitem(last=False)
         beside.wait_stream(here)
@@ -164,6 +165,12 @@ class CapturedEncoder:
         here.wait_stream(beside)
         made = self._graphs[key] = _Captured(graph, given, lengths, states, table)
         return made
+
+    def _open_stream(self) -> torch.cuda.Stream:
+        """The stream of all captures: each stream has a workspace of cuBLAS' own."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        return self._stream
 
     def _note(self, key: Key) -> None:
         """Remember that a shape has occurred."""
