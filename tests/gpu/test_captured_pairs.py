@@ -77,31 +77,6 @@ def test_cross_attention_is_the_plain_one(dtype: torch.dtype, lengths: list[int]
             check(out[some], read.transpose(1, 2).flatten(1), dtype)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_queries_of_sources_in_parts(parts: int, has_bias: bool) -> None:
-    """The same bits as of their sum."""
-    from unspool.kernels.gpu.attention.cross_attention import CrossAttention
-    from unspool.kernels.gpu.attention.split_attention import HeadShape
-
-    heads, width, tokens, dtype, lengths = 2, 32, 3, DTYPES[-1], [40, 7]
-    buffer = random(2, 48, 2, heads, width, dtype=dtype)
-    base = torch.zeros(8, dtype=dtype, device=DEVICE)
-    place = (buffer.data_ptr() - base.data_ptr()) // (8 * base.element_size())
-    table = torch.tensor([place, 48, *lengths], dtype=torch.int64, device=DEVICE)
-    kernel = CrossAttention(2, tokens, HeadShape(heads, heads, width), DEVICE)
-    given = random(parts, 2 * tokens, heads * width)
-    bias = random(heads * width, dtype=dtype) if has_bias else None
-    total = given[0]
-    for part in given[1:]:
-        total = total + part
-    total = (total if bias is None else total + bias.float()).to(dtype)
-    found, expected = (torch.full_like(total, torch.nan) for _ in range(2))
-    kernel(given, found, base, table, 0, 1, 0.3, bias)
-    kernel(total, expected, base, table, 0, 1, 0.3)
-    assert torch.equal(found, expected) and found.isfinite().all()
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [[0], [3, 250, 70]], ids=str)
 def test_biases_by_distance(dtype: torch.dtype, lengths: list[int]) -> None:

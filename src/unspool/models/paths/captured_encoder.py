@@ -184,6 +184,7 @@ class CapturedEncoder:
         if at != self._kept_at:
             self._kept_at = at
             self._graphs.clear()
+            self._pools.clear()  # torch takes none again that no graph has any more
             self._body = None
 
 

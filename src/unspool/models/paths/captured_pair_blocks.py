@@ -132,7 +132,7 @@ class FusedPairBody(PairBody):
             assert layer.attn_norm is not None and layer.ffn_norm is not None
             self._multiply_state(layer.qkv, layer.attn_norm, self._qkv)
             self._add_own(index, layer, inputs)
-            self._make_queries(cross)
+            self._multiply_state(cross.q, cross.norm, self._queries)
             self._add_read(index, cross, inputs)
             up = {"activation": self._code, "is_gated": self._pair.is_gated}
             self._multiply_state(layer.up, layer.ffn_norm, self._inner, **up)
@@ -182,10 +182,6 @@ class FusedPairBody(PairBody):
         multiply(linear.operand, self._x, out, bias=linear.bias, **before, **after)
         if late is not None:
             self._x, self._spare = self._spare, self._x
-
-    def _make_queries(self, cross: CrossWeights) -> None:
-        """What the token asks its source's keys."""
-        self._multiply_state(cross.q, cross.norm, self._queries)
 
     def _add_own(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         """Add what the token reads from its row's keys."""

@@ -13,7 +13,6 @@ import torch
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import multiply, multiply_parts
-from unspool.models.encoder_decoder.layers import CrossWeights
 from unspool.models.paths.captured_body import StepInputs
 from unspool.models.paths.captured_pair_blocks import FusedPairBody, describe_norm
 from unspool.models.paths.captured_pair_parts import PairParts
@@ -22,11 +21,10 @@ from unspool.models.weights import AnyLinear, Norm
 
 
 class RowsPairBody(FusedPairBody):
-    """Eleven kernels per layer; the queries of the sources' keys stay in parts, too."""
+    """Twelve kernels per layer."""
 
     def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
         super().__init__(parts, device, dtype, form)
-        self._asked: tuple[torch.Tensor, torch.Tensor | None] = (self._queries, None)  # or parts, and a bias
         self._sum: tuple[torch.Tensor, torch.Tensor | None] | None = None  # parts to be added to the state, and a bias
 
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
@@ -46,18 +44,6 @@ class RowsPairBody(FusedPairBody):
 
     def _multiply_state(self, linear: AnyLinear, norm: Norm, out: torch.Tensor, **after: Any) -> None:
         multiply(linear.operand, self._read_state(norm), out, bias=linear.bias, **after)
-
-    def _make_queries(self, cross: CrossWeights) -> None:
-        given, linear = self._read_state(cross.norm), cross.q
-        parts = multiply_parts(linear.operand, given)
-        self._asked = (self._queries, None) if parts is None else (parts, linear.bias)
-        if parts is None:
-            multiply(linear.operand, given, self._queries, bias=linear.bias)
-
-    def _attend_across(self, index: int, queries: torch.Tensor, inputs: StepInputs) -> torch.Tensor:  # noqa: ARG002
-        (asked, bias), num_layers, scale = self._asked, self._spec.num_layers, self._pair.decoder.attention_scale
-        self._attend_sources(asked, self._across, inputs.base, inputs.sources, index, num_layers, scale, bias)
-        return self._across
 
     def _read_state(self, norm: Norm) -> torch.Tensor:
         """What a product of the state reads: the state after a norm, which comes before or after the sum."""

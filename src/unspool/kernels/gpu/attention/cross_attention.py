@@ -49,27 +49,12 @@ class CrossTiling:
 USUAL: Final = CrossTiling(128, 128, 640, 4, 2)  # found on an H200, 2026-11-17
 
 
-@triton.jit
-def _read_queries(
-    Q, BIAS, at, is_there, rd, head, apart, D: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
-):
-    """Queries, or the sum of the parts that a product left of them, and its bias."""
-    queries = tl.load(Q + at, mask=is_there, other=0.0)
-    if SPLITS > 0:
-        for split in tl.static_range(1, SPLITS):
-            queries += tl.load(Q + split * apart + at, mask=is_there, other=0.0)
-        if HAS_BIAS:
-            queries += tl.load(BIAS + head * D + rd, mask=rd < D, other=0.0).to(tl.float32)[None, :]
-    return queries
-
-
 @triton.jit(do_not_specialize=["layer", "num_layers", "num_splits", "smallest_chunk"])
 def _attend_across(
-    Q, Q_BIAS, OUT, BASE, SOURCES, PARTS, STATS, COUNTS,
+    Q, OUT, BASE, SOURCES, PARTS, STATS, COUNTS,
     layer, num_layers, scale, num_splits, smallest_chunk,
     HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOKENS: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr,
-    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, Q_SPLITS: tl.constexpr,
-    HAS_Q_BIAS: tl.constexpr, LINE_BYTES: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, UNIT: tl.constexpr, MOST_SPLITS: tl.constexpr, LINE_BYTES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     source, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     POSITION: tl.constexpr = 2 * HEADS * D  # numbers per position
@@ -80,7 +65,7 @@ def _attend_across(
     used = tl.cdiv(length, chunk)
     begin = split * chunk
     end = tl.minimum(begin + chunk, length)
-    LINE: tl.constexpr = LINE_BYTES * 8 // BASE.dtype.element_ty.primitive_bitwidth  # numbers
+    LINE: tl.constexpr = LINE_BYTES * 8 // Q.dtype.element_ty.primitive_bitwidth  # numbers
     LINES: tl.constexpr = (DP + LINE - 1) // LINE
     number, rd = tl.arange(0, LINES) * LINE, tl.arange(0, DP)
     place = begin + tl.arange(0, BLOCK)
@@ -99,11 +84,8 @@ def _attend_across(
     if split < used:
         rq = tl.arange(0, GP)
         is_query, is_number = rq < TOKENS, rd < D
-        queries_at = (source * TOKENS + rq).to(tl.int64)[:, None] * (HEADS * D) + head * D + rd[None, :]
-        is_there = is_query[:, None] & is_number[None, :]
-        between = tl.num_programs(0).to(tl.int64) * TOKENS * HEADS * D  # two parts
-        query = _read_queries(Q, Q_BIAS, queries_at, is_there, rd, head, between, D, Q_SPLITS, HAS_Q_BIAS)
-        query = query.to(BASE.dtype.element_ty)
+        queries_at = Q + (source * TOKENS + rq).to(tl.int64)[:, None] * (HEADS * D) + head * D + rd[None, :]
+        query = tl.load(queries_at, mask=is_query[:, None] & is_number[None, :], other=0.0)
         none = tl.full((GP,), 0.0, tl.float32)
         highest = tl.full((GP,), float("-inf"), tl.float32)
         total = tl.full((GP,), 0.0, tl.float32)
@@ -150,24 +132,21 @@ class CrossAttention:
 
     def __call__(
         self,
-        queries: torch.Tensor,  # (tokens of all sources, heads * width); or float32 parts of them, (parts, tokens, …)
-        out: torch.Tensor,  # (tokens of all sources, heads * width); those of an absent source keep what they have
+        queries: torch.Tensor,  # (tokens of all sources, heads * width)
+        out: torch.Tensor,  # likewise; tokens of a source without positions keep what they have
         base: torch.Tensor,  # of the buffers' dtype: addresses are offsets from it
         sources: torch.Tensor,  # int64: addresses of the layers' keys, positions of a row, the sources' lengths
         layer: int,
         num_layers: int,
         scale: float,
-        bias: torch.Tensor | None = None,  # (heads * width,): of parts, which lack it
     ) -> None:
         """Attend to the first positions of each source's row, as many as its length says."""
-        num_parts = queries.shape[0] if queries.dim() == 3 else 0
         shape, tiling = self._shape, self._tiling
-        block = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // (self._width * base.element_size())))
+        block = max(16, min(tiling.block, LARGEST_BLOCK_BYTES // (self._width * queries.element_size())))
         launch(
             _attend_across,
             (self._sources, shape.heads, self.splits),
             queries,
-            bias if bias is not None else queries,
             out,
             base,
             sources,
@@ -188,8 +167,6 @@ class CrossAttention:
             BLOCK=block,
             UNIT=UNIT,
             MOST_SPLITS=triton.next_power_of_2(max(2, self.splits)),
-            Q_SPLITS=num_parts,
-            HAS_Q_BIAS=bias is not None,
             LINE_BYTES=LINE_BYTES,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
