@@ -19,13 +19,12 @@ from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.captured_step import CapturedStep, Sources
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
-from unspool.protocols import LAST, Forward, Want
+from unspool.protocols import LAST, Forward
 
 if TYPE_CHECKING:
     from unspool.models.paths.captured_body import Body
 
 MOST_FIRST: Final = 4  # tokens that a text begins with: markers of a language and a task
-_ALL: Final = Want("all")
 MOST_QUERIES: Final = 64  # of one source: its beams, and their new tokens
 
 
@@ -44,7 +43,6 @@ class CapturedPairSteps(CapturedSteps):
         super().__init__(spec.describe_decoder(), take_decoder(weights), device, dtype)
         self._pair, self._crosses = spec, weights.decoder.crosses
         self._position_table, self._distances = positions, biases
-        self._begun: set[torch.Size] = set()  # what texts began with so far
         self._table: torch.Tensor | None = None  # of positions, as it is in the graphs
         self._follow(iterate_tensors(self._crosses))
 
@@ -63,23 +61,34 @@ class CapturedPairSteps(CapturedSteps):
         return super()._explain_refusal(new)
 
     def run(self, new: Pass) -> Forward | str:
-        """As of a decoder; a text begins with few tokens, which are read as drafts are."""
-        tokens = new.tokens
-        if tokens is None or new.cache.lengths or not _is_plain(new):
+        """As of a decoder. The few tokens that a text begins with are read one after the other, by the steps that
+        follow them anyway: reading them at once would need a graph and kernels of its own."""
+        tokens, cache = new.tokens, new.cache
+        if tokens is None or cache.lengths or not self._opens(new):
             return super().run(new)
-        if tokens.shape not in self._begun:  # a graph of it may not pay
-            self._begun.add(tokens.shape)
-            return super().run(new)
-        own, spec = check_pair(new.cache).self_attention_cache, self._spec
-        if isinstance(own, RowCache) and not own.holds_buffers(spec.num_layers):
-            sizes = (spec.num_layers, tokens.shape[0], spec.num_kv_heads, spec.head_dim)
-            own.open_layers(*sizes, self._dtype, self._numbered)
-        if tokens.shape[1] == 1:
-            return super().run(new)
-        answer = super().run(Pass(tokens, new.cache, None, _ALL, None, new.open_span))
-        if not isinstance(answer, str):
-            answer.logits = answer.logits[:, -1]
+        self._check_longest(tokens.shape[1])
+        answer: Forward | str = ""
+        for place in range(tokens.shape[1]):
+            one = Pass(tokens[:, place : place + 1], cache, None, new.want, None, new.open_span)
+            answer = super().run(one)
+            if isinstance(answer, str):
+                assert place == 0, answer
+                return answer
         return answer
+
+    def _opens(self, new: Pass) -> bool:
+        """Whether a pass begins texts with a few tokens each, for the logits of what follows alone; if so, the cache's
+        memory is taken."""
+        (rows, num_new), counts, spec = new.given.shape[:2], new.counts, self._spec
+        pair = check_pair(new.cache)
+        own, is_whole = pair.self_attention_cache, rows == pair.num_source_rows  # else the plain pass says so
+        is_short = num_new <= MOST_FIRST and (counts is None or min(counts) == num_new)
+        is_plain = replace(new.want, is_brief=False) == LAST and new.cache.num_forks == 1
+        if not (is_whole and is_short and is_plain) or not isinstance(own, RowCache):
+            return False
+        if not own.holds_buffers(spec.num_layers):
+            own.open_layers(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, self._dtype, self._numbered)
+        return True
 
     def _has_plain_keys(self, cache: Cache) -> bool:
         places = cache.places()
@@ -111,10 +120,3 @@ class CapturedPairSteps(CapturedSteps):
         biases = [] if self._distances is None else self._distances.tabulate()
         parts = PairParts(self._pair, self._weights, self._crosses, self._table, biases)
         return make_pair_body(parts, self._device, self._dtype, shape)
-
-
-def _is_plain(new: Pass) -> bool:
-    """Whether a pass reads a few tokens, as many of each row, for the logits of what follows alone."""
-    num_new, counts = new.given.shape[1], new.counts
-    is_short = num_new <= MOST_FIRST and (counts is None or min(counts) == num_new)
-    return is_short and replace(new.want, is_brief=False) == LAST and new.cache.num_forks == 1
