@@ -190,7 +190,7 @@ def measure_transcription(model: Any, seconds: float, new: int, rounds: int) -> 
     lm.transcribe(sound, temperature=0.0, max_new_tokens=new)
     profile.disable()
     text = io.StringIO()
-    pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats(34)
+    pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats(40)
     print("\n".join(line[:150] for line in text.getvalue().splitlines()), flush=True)
 
 
