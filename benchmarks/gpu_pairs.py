@@ -73,7 +73,41 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "decoder_start_token_id": 0,
         },
     ),
+    "marian": (  # OPUS-MT
+        "Marian",
+        {
+            "d_model": 512,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "encoder_attention_heads": 8,
+            "decoder_attention_heads": 8,
+            "encoder_ffn_dim": 2048,
+            "decoder_ffn_dim": 2048,
+            "max_position_embeddings": 512,
+            "vocab_size": 58101,
+            "activation_function": "swish",
+            "scale_embedding": True,
+            "pad_token_id": 58100,
+            "decoder_start_token_id": 58100,
+        },
+    ),
+    "nllb-600m": (
+        "M2M100",
+        {
+            "d_model": 1024,
+            "encoder_layers": 12,
+            "decoder_layers": 12,
+            "encoder_attention_heads": 16,
+            "decoder_attention_heads": 16,
+            "encoder_ffn_dim": 4096,
+            "decoder_ffn_dim": 4096,
+            "max_position_embeddings": 1024,
+            "vocab_size": 256206,
+            "scale_embedding": True,
+        },
+    ),
 }
+CLASSES = {"Marian": "MarianMTModel"}  # others are called …ForConditionalGeneration
 Run = Callable[[int], Any]  # of so many new tokens
 
 
@@ -86,7 +120,8 @@ def make(name: str) -> tuple[Any, Any]:
     config = getattr(transformers, f"{kind}Config")(**sizes)
     torch.manual_seed(0)
     with torch.device("cuda"):
-        reference = getattr(transformers, f"{kind}ForConditionalGeneration")(config).to(torch.bfloat16).eval()
+        kind = CLASSES.get(kind, f"{kind}ForConditionalGeneration")
+        reference = getattr(transformers, kind)(config).to(torch.bfloat16).eval()
     reference.generation_config.eos_token_id = reference.generation_config.forced_eos_token_id = None
     settings = {**config.to_dict(), "architectures": [type(reference).__name__]}
     source = MemorySource(reference.state_dict())

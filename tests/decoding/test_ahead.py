@@ -271,3 +271,18 @@ def test_a_cache_is_left_as_steps_one_by_one_leave_it(together: list[int]) -> No
 def test_steps_with_something_between_them_are_taken_one_by_one(together: list[int], settings: dict[str, Any]) -> None:
     generate(IDS[:2], max_new_tokens=9, eos_token_id=None, **settings)
     assert not together
+
+
+@pytest.mark.parametrize("ends", [None, list(range(0, 160, 5))])
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_scores_of_a_row_are_those_of_its_tokens(ends: list[int] | None, count: int, request: Any) -> None:
+    """What was kept of steps that nobody took is dropped."""
+    asked = {"max_new_tokens": count, "eos_token_id": ends, "repetition_penalty": 1.4}
+    asked |= {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    expected = generate(IDS[:1], **asked)
+    made = request.getfixturevalue("ahead")
+    found = generate(IDS[:1], **asked)
+    assert len(made) == 1 and found.sequences.tolist() == expected.sequences.tolist()
+    assert len(found.scores) == len(found.logits) == found.sequences.shape[1] - IDS.shape[1]
+    for one, two in zip((*found.scores, *found.logits), (*expected.scores, *expected.logits), strict=True):
+        assert torch.equal(one, two)

@@ -17,6 +17,7 @@ from unspool import (
     TopPLogitsWarper,
     generate,
 )
+from unspool.decoding.preparation import Hooks
 from unspool.errors import SettingError
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
@@ -155,3 +156,15 @@ def test_what_is_no_processor_is_refused_before_the_first_pass(given: Any) -> No
     with pytest.raises(SettingError, match="`logits_processor` holds a"):
         generate(model, [[1, 2]], logits_processor=given)
     assert model.num_passes == 0
+
+
+def test_processors_of_our_own_are_not_foreign() -> None:
+    """They write into nothing that they are given, so no copies are made for them."""
+
+    class Foreign(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return scores
+
+    own = TemperatureLogitsWarper(0.5)
+    assert not Hooks().has_foreign_processors and not Hooks(processors=[own]).has_foreign_processors
+    assert Hooks(processors=[own, Foreign()]).has_foreign_processors

@@ -14,6 +14,7 @@ from unspool.cache.rows import RowCache
 from unspool.cache.stores.memory import Room, round_up
 from unspool.cache.stores.plain import PlainStore
 from unspool.cache.views.branching import BranchingCache
+from unspool.errors import SettingError
 
 
 class DynamicCache(RowCache, GrowingSurface):
@@ -37,6 +38,13 @@ class DynamicCache(RowCache, GrowingSurface):
     def from_legacy_cache(cls, past_key_values: LegacyCache | None = None) -> DynamicCache:
         """A cache holding a tuple of (keys, values) pairs."""
         return cls(past_key_values)
+
+    def take_over(self, layers: Sequence[torch.Tensor] | torch.Tensor, lengths: Sequence[int]) -> None:
+        """Hold keys that were made elsewhere, (rows, positions, 2, heads, width) of each layer, without a copy."""
+        if self.lengths:
+            raise SettingError("a cache that holds rows already can't take over others; use a new one")
+        self._store.take_over(list(layers))
+        self.lengths = list(lengths)
 
     # --- rows and files ------------------------------------------------------------------------------
     def branch(self, num_branches: int) -> Cache:

@@ -38,6 +38,11 @@ class Hooks:
     owns_cache: bool = False  # the cache that was given is this call's alone
     observer: Observer | None = None  # is shown what happens in the call
 
+    @property
+    def has_foreign_processors(self) -> bool:
+        """Whether a processor is of a caller's own class: it may write into what it is given."""
+        return any(type(one).__module__.partition(".")[0] != "unspool" for one in self.processors)
+
 
 def build_criteria(plan: Plan, hooks: Hooks) -> StoppingCriteriaList:
     """The stops of a call, but for those that count from its beginning."""

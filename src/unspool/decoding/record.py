@@ -76,6 +76,17 @@ class Record:
         return any(one is not None for one in kept)
 
     @property
+    def keeps_more_than_scores(self) -> bool:
+        """Whether something else than the scores or the logits of the steps is asked for, or somebody observes them."""
+        return any(one is not None for one in (self._hidden, self._attentions, self.num_top, self.observer))
+
+    def forget(self, num_steps: int) -> None:
+        """Drop the scores and logits of the last steps, which nobody took."""
+        for kept in (self._scores, self._logits):
+            if kept is not None and num_steps:
+                del kept[-num_steps:]
+
+    @property
     def keeps_scores(self) -> bool:
         """Whether the processed scores of the whole vocabulary are asked for, or somebody observes them."""
         return self._scores is not None or self.observer is not None

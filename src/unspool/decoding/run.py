@@ -161,7 +161,7 @@ class Run:
             prompt_lengths=prompts.lengths,
             divides_rows=parts.divides_rows,
         )
-        scorer = Scorer(reader, parts.processors, parts.record, copies_logits=bool(hooks.processors))
+        scorer = Scorer(reader, parts.processors, parts.record, copies_logits=hooks.has_foreign_processors)
         candidates = make_candidates(plan, reader, hooks.observer)
         if settings.prompt_logprobs is not None:
             self.prompt_logprobs = read_prompt_logprobs(reader, rows, settings.prompt_logprobs)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unspool.errors import SettingError
+from unspool.kernels.presence import takes_kernels
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import as_positive_integer
 
@@ -48,6 +49,8 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all that the rules forbid at -inf."""
+        if takes_kernels(scores) and input_ids.shape[-1]:
+            return self._obey_on_gpu(input_ids, scores)
         scores = scores.clone()
         scores[:, self.no_timestamps_token_id] = -INF
         text, stamps = scores[:, : self.timestamp_begin], scores[:, self.timestamp_begin :]  # views
@@ -65,6 +68,19 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
             of_stamps = stamps.float().logsumexp(dim=-1, keepdim=True)
             _fill_rows(text, of_stamps > text.float().amax(dim=-1, keepdim=True))
         return scores
+
+    def _obey_on_gpu(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        from unspool.kernels.gpu.sampling.timestamps import TimestampRules, obey_timestamps  # Triton, where a GPU is
+
+        last, vocab = self.max_initial_timestamp_index, scores.shape[-1]
+        rules = TimestampRules(
+            self.begin_index,
+            self.timestamp_begin,
+            self.eos_token_id,
+            vocab if last is None else last,
+            self._detect_timestamp_from_logprob,
+        )
+        return obey_timestamps(input_ids, scores, rules)
 
     def _follow(self, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Whether a lone timestamp wants its pair, whether text must come, and the first timestamp that may come."""

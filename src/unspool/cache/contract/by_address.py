@@ -31,8 +31,16 @@ class ReadByAddress(Capable):
         """Whether every layer's buffer is there already, so that a pass only writes into them."""
         return len(self) == num_layers
 
-    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
-        """Take the memory of layers that nothing was written to yet, in a CPU's memory, for a pass that writes by
+    def open_layers(
+        self,
+        num_layers: int,
+        rows: int,
+        heads: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Take the memory of layers that nothing was written to yet, on a device, for a pass that writes by
         address; for kinds that take it with the first keys."""
 
     def make_room(self, rows: int, num_new: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import is_
@@ -115,8 +116,11 @@ class PlainStore(Store):
         rows, changes = len(index), (place for place, row in enumerate(index) if row != place)
         if not rows or any(row >= after for row, after in pairwise(index)):
             return False
-        if any(2 * rows * buffer[0].nbytes <= buffer.untyped_storage().nbytes() for buffer in self.buffers):
-            return False
+        storages = [buffer.untyped_storage() for buffer in self.buffers]
+        shared = Counter(storage.data_ptr() for storage in storages)  # by layers that were made together
+        for buffer, storage in zip(self.buffers, storages, strict=True):
+            if 2 * rows * buffer[0].nbytes * shared[storage.data_ptr()] <= storage.nbytes():
+                return False
         first = next(changes, rows)
         chosen = torch.tensor(list(index[first:]), dtype=torch.int64)
         for layer, buffer in enumerate(self.buffers):
@@ -273,6 +277,10 @@ class PlainStore(Store):
         """Take in what a file has of a layer (rows, positions, 2, heads, width)."""
         self.add_layer(layer, held.shape[0], KeyFormat.of(held))
         self.buffers[layer][: held.shape[0], : held.shape[1]] = held
+
+    def take_over(self, buffers: list[torch.Tensor]) -> None:
+        """Use these buffers, whose rows and positions are what there is room for until it grows."""
+        self.buffers, self.room.positions = buffers, buffers[0].shape[1]
 
     def pack(self, rows: int, length: int) -> list[torch.Tensor]:
         """What a file has of every layer."""

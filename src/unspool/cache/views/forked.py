@@ -81,8 +81,16 @@ class ForkedCache(Cache):
     def last_places(self) -> Places | None:
         return self._held.last_places()
 
-    def open_layers(self, num_layers: int, rows: int, heads: int, width: int, dtype: torch.dtype) -> None:
-        self._held.open_layers(num_layers, rows, heads, width, dtype)
+    def open_layers(
+        self,
+        num_layers: int,
+        rows: int,
+        heads: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._held.open_layers(num_layers, rows, heads, width, dtype, device)
 
     def steady(self) -> AbstractContextManager[Any]:
         return self._held.steady()

@@ -137,6 +137,7 @@ class AheadTurns(TokenTurns):
         """Undo the steps whose tokens nobody has read."""
         num_flights = len(self.flights)
         self.flights.clear()
+        self.record.forget(num_flights)
         if num_flights and self.rows.numbers:
             self.strategy.forget(num_flights)
             self.rows.drop(num_flights)
@@ -154,10 +155,12 @@ class AheadTurns(TokenTurns):
 
 def can_run_ahead(scorer: Scorer, strategy: Strategy, rows: Rows, finish: Finish, *, rows_may_leave: bool) -> bool:
     """Whether nothing that a step needs is decided on the host, and nothing that it leaves must be undone there."""
+    record = scorer.record
+    keeps_too_much = record.keeps_more_than_scores or (record.keeps_any and len(rows) > 1)  # rows would ride along
     return (
         rows.device.type == "cuda"
         and not finish.needs_history
-        and not scorer.record.keeps_any
+        and not keeps_too_much
         and not scorer.has_custom_processors
         and (rows_may_leave or len(rows) == 1)
         and strategy.can_forget

@@ -206,11 +206,12 @@ class _PairAssembly:
             biases=[],
             final_norm=assembler.norm(names.final_norm, hidden, spec.norm) if spec.has_final_norm else None,
         )
+        keys = self._assemble_keys(stack, names)
         for index in range(stack.num_layers):
             start = names.layer.format(i=index)
             made.layers.append(self._assemble_layer(stack, names, start))
             if names.cross is not None:
-                made.crosses.append(self._assemble_cross(stack, names.cross, start))
+                made.crosses.append(self._assemble_cross(stack, names.cross, start, keys[index] if keys else None))
             if relative is not None and (relative.is_per_layer or index == 0):
                 name = f"{names.biases.format(i=index)}.weight"
                 made.biases.append(assembler.matrix(name, relative.num_buckets, stack.num_heads))
@@ -253,12 +254,27 @@ class _PairAssembly:
             post_ffn_norm=None,
         )
 
-    def _assemble_cross(self, stack: StackSpec, names: AttentionNames, start: str) -> CrossWeights:
+    def _assemble_keys(self, stack: StackSpec, names: StackNames) -> list[AnyLinear]:
+        """The matrices of the sources' keys and values for a GPU: all layers' in one buffer (`stacked_keys`)."""
+        cross, assembler = names.cross, self._assembler
+        hidden, width = self._spec.hidden_size, stack.num_heads * stack.head_dim
+        if cross is None or assembler.device.type == "cpu" or assembler.packs(hidden):
+            return []
+        starts = [names.layer.format(i=index) for index in range(stack.num_layers)]
+        each = [start + name for start in starts for name in (cross.k, cross.v)]
+        whole = self._project(each, width, hidden, [self._spec.has_key_bias, True] * stack.num_layers)
+        return [whole.part(index, stack.num_layers) for index in range(stack.num_layers)]
+
+    def _assemble_cross(
+        self, stack: StackSpec, names: AttentionNames, start: str, keys: AnyLinear | None
+    ) -> CrossWeights:
         spec, hidden, width = self._spec, self._spec.hidden_size, stack.num_heads * stack.head_dim
+        if keys is None:
+            keys = self._project([start + names.k, start + names.v], width, hidden, [spec.has_key_bias, True])
         return CrossWeights(
             norm=self._assembler.norm(start + names.norm, hidden, spec.norm),
             q=self._project([start + names.q], width, hidden),
-            kv=self._project([start + names.k, start + names.v], width, hidden, [spec.has_key_bias, True]),
+            kv=keys,
             out=self._project([start + names.out], hidden, width),
         )
 

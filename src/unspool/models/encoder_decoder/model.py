@@ -23,8 +23,10 @@ from unspool.models.encoder_decoder.call import CalledPair
 from unspool.models.encoder_decoder.layers import CrossWeights, EncoderDecoderWeights, Stack, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
+from unspool.models.encoder_decoder.stacked_keys import StackedKeys
 from unspool.models.native import ModelConfig, take_last
 from unspool.models.paths.captured import explain_no_capture
+from unspool.models.paths.captured_encoder import CapturedEncoder, can_capture_encoder
 from unspool.models.paths.captured_pair import CapturedPairSteps
 from unspool.models.paths.library import PACKING_LIMIT
 from unspool.models.paths.library_encoder import EncoderProducts, Multiply, multiply_plainly
@@ -79,6 +81,10 @@ class EncoderDecoder(CalledPair):
         linears += [cross.kv for cross in weights.decoder.crosses]
         self._products = EncoderProducts(linears, narrows=self._packs and self.device.type == "cpu")
         self.paths = self._list_paths()
+        self._encoder = None
+        if can_capture_encoder(spec, weights, self.device, self.dtype):
+            around = (self._encoder_positions, self._biases)
+            self._encoder = CapturedEncoder(spec, weights, *around, self.device, self.dtype)
 
     def _list_paths(self) -> list[Path]:
         """The fast paths of a decoder's pass, in the order in which they are tried."""
@@ -128,11 +134,18 @@ class EncoderDecoder(CalledPair):
         want: Want = LAST,
         embeds: torch.Tensor | None = None,
     ) -> Encoded:
-        stack = self.weights.encoder
-        x = self._embed(stack, tokens, embeds) if self.spec.features is None else self._hear(embeds)
-        rows, length, _ = x.shape
-        lengths = list(counts) if counts is not None else [length] * rows
+        stack, features = self.weights.encoder, self.spec.features
+        given = tokens if tokens is not None and features is None else embeds
+        if features is not None:
+            self._check_features(given)
+        assert given is not None
+        length = given.shape[1] if features is None else features.positions
+        lengths = list(counts) if counts is not None else [length] * given.shape[0]
         self._check_source(max(lengths))
+        if self._captures_encoder(given, want):
+            assert self._encoder is not None
+            return Encoded(self._encoder.run(given, lengths), lengths)
+        x = self._embed(stack, tokens, embeds) if features is None else self._hear(given)
         x = self._encoder_positions.add(x, torch.arange(length, device=self.device)[None], length)
         x = stack.embedding_norm(x) if stack.embedding_norm is not None else x
         masks = self._look_around(lengths, length)
@@ -156,6 +169,12 @@ class EncoderDecoder(CalledPair):
             tuple(attentions) if want.attentions else None,
         )
 
+    def _captures_encoder(self, given: torch.Tensor, want: Want) -> bool:
+        """Whether a pass over tokens or features is one that is captured."""
+        is_plain = self.spec.features is not None or not given.is_floating_point()
+        is_open = self._encoder is not None and self.find_path("captured") is not None
+        return is_open and is_plain and not want.hidden_states and not want.attentions
+
     def _find_ragged(self, lengths: Sequence[int], longest: int) -> Ragged | None:
         """The real tokens of sources of different lengths, if products of only those pay: on a CPU."""
         if self.device.type != "cpu" or sum(lengths) == len(lengths) * longest or min(lengths) < 1:
@@ -171,13 +190,15 @@ class EncoderDecoder(CalledPair):
                 "split it"
             )
 
-    def _hear(self, features: torch.Tensor | None) -> torch.Tensor:
-        """Features (rows, channels, frames) through the convolutions: (rows, positions, hidden)."""
+    def _check_features(self, features: torch.Tensor | None) -> None:
         shape = self.spec.features
         assert shape is not None
         if features is None or features.dim() != 3 or tuple(features.shape[1:]) != (shape.channels, shape.frames):
             given = "no features" if features is None else f"features of shape {list(features.shape)}"
             raise InputError(f"{given} can't be encoded; give (rows, {shape.channels}, {shape.frames})")
+
+    def _hear(self, features: torch.Tensor) -> torch.Tensor:
+        """Features (rows, channels, frames) through the convolutions: (rows, positions, hidden)."""
         first, second = self.weights.encoder.convolutions
         x = F.gelu(F.conv1d(features.to(self.device, self.dtype), first.weight, first.bias, padding=1))
         return F.gelu(F.conv1d(x, second.weight, second.bias, stride=2, padding=1)).transpose(1, 2)
@@ -231,6 +252,10 @@ class EncoderDecoder(CalledPair):
     def project_source(self, cross: Cache, encoded: Encoded) -> Cache:
         """Write every layer's keys and values of the encoder's states, once."""
         rows, length, _ = encoded.states.shape
+        stacked = self._stack_keys() if isinstance(cross, DynamicCache) and not cross.lengths else None
+        if stacked is not None and isinstance(cross, DynamicCache):
+            cross.take_over(stacked.multiply(encoded.states, self.spec.decoder.num_heads), encoded.lengths)
+            return cross
         cross.begin(rows, length, encoded.lengths, self.device)
         ragged = self._find_ragged(encoded.lengths, length)
         states = encoded.states if ragged is None else ragged.take(encoded.states)
@@ -240,6 +265,10 @@ class EncoderDecoder(CalledPair):
             cross.write(index, _split_heads(kv if ragged is None else ragged.fill(kv), 2, self.spec.decoder))
         cross.end()
         return cross
+
+    def _stack_keys(self) -> StackedKeys | None:
+        """All layers' matrices of the sources' keys and values, if they lie together on a GPU."""
+        return None if self.device.type == "cpu" else StackedKeys.find([one.kv for one in self.weights.decoder.crosses])
 
     # --- the decoder ---------------------------------------------------------------------------------
     @explain_shortage("a model read tokens")

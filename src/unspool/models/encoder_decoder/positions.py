@@ -79,6 +79,14 @@ class DistanceBiases:
         found = buckets[ahead.abs()] + half * (ahead > 0)
         return [table[found].permute(2, 0, 1)[None] for table in self._encoder]
 
+    def tabulate_around(self) -> list[torch.Tensor]:
+        """The encoder's biases (heads, 2 * far + 1) in float32: of keys `far` places before a query to `far` after it,
+        the first and last for all that are farther."""
+        far, half = self._spec.max_distance, self._spec.num_buckets // 2
+        buckets = distance_buckets(far + 1, half, far)
+        places = torch.cat((buckets.flip(0), half + buckets[1:]))
+        return [table[places.to(table.device)].t().float().contiguous() for table in self._encoder]
+
     def reserve(self, stop: int) -> list[torch.Tensor]:
         """The decoder's biases (heads, distances) for at least `stop` distances."""
         if not self._behind or self._behind[0].shape[1] < stop:

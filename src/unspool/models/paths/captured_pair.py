@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from unspool.cache import Cache
+from unspool.cache.rows import RowCache
 from unspool.models.encoder_decoder.caches import check_pair
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
@@ -17,10 +19,12 @@ from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.captured_step import CapturedStep, Sources
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
+from unspool.protocols import LAST, Forward
 
 if TYPE_CHECKING:
     from unspool.models.paths.captured_body import Body
 
+MOST_FIRST: Final = 4  # tokens that a text begins with: markers of a language and a task
 MOST_QUERIES: Final = 64  # of one source: its beams, and their new tokens
 
 
@@ -56,6 +60,36 @@ class CapturedPairSteps(CapturedSteps):
             return "biases by distance are captured for one token a row over keys that are not packed"
         return super()._explain_refusal(new)
 
+    def run(self, new: Pass) -> Forward | str:
+        """As of a decoder. The few tokens that a text begins with are read one after the other, by the steps that
+        follow them anyway: reading them at once would need a graph and kernels of its own."""
+        tokens, cache = new.tokens, new.cache
+        if tokens is None or cache.lengths or not self._opens(new):
+            return super().run(new)
+        self._check_longest(tokens.shape[1])
+        answer: Forward | str = ""
+        for place in range(tokens.shape[1]):
+            one = Pass(tokens[:, place : place + 1], cache, None, new.want, None, new.open_span)
+            answer = super().run(one)
+            if isinstance(answer, str):
+                assert place == 0, answer
+                return answer
+        return answer
+
+    def _opens(self, new: Pass) -> bool:
+        """Whether a pass begins texts with a few tokens each, for the logits of what follows alone; if so, the cache's
+        memory is taken."""
+        (rows, num_new), counts, spec = new.given.shape[:2], new.counts, self._spec
+        pair = check_pair(new.cache)
+        own, is_whole = pair.self_attention_cache, rows == pair.num_source_rows  # else the plain pass says so
+        is_short = num_new <= MOST_FIRST and (counts is None or min(counts) == num_new)
+        is_plain = replace(new.want, is_brief=False) == LAST and new.cache.num_forks == 1
+        if not (is_whole and is_short and is_plain) or not isinstance(own, RowCache):
+            return False
+        if not own.holds_buffers(spec.num_layers):
+            own.open_layers(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, self._dtype, self._numbered)
+        return True
+
     def _has_plain_keys(self, cache: Cache) -> bool:
         places = cache.places()
         return places is None or places.packed is None
@@ -81,7 +115,7 @@ class CapturedPairSteps(CapturedSteps):
         CapturedStep(self._spec, self._make_body(shape), self._device, self._dtype, shape).launch()
 
     def _make_body(self, shape: PassShape) -> Body:
-        from unspool.models.paths.captured_pair_blocks import make_pair_body  # Triton is imported only if a GPU is used
+        from unspool.models.paths.captured_pair_choice import make_pair_body  # Triton is imported only if a GPU is used
 
         biases = [] if self._distances is None else self._distances.tabulate()
         parts = PairParts(self._pair, self._weights, self._crosses, self._table, biases)

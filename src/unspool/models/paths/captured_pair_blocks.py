@@ -1,11 +1,11 @@
-"""The work of an encoder-decoder's captured step: of one or two tokens on fused kernels, of more on torch's operators.
+"""The work of an encoder-decoder's captured step: of one or two tokens on fused kernels, or on torch's operators.
 
 The attention kernels read addresses and lengths on the device; nothing here may read a number on the host.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import triton
@@ -13,13 +13,13 @@ import triton
 from unspool.kernels.activations import find_activation
 from unspool.kernels.gpu.attention import parted_attention
 from unspool.kernels.gpu.attention.cross_attention import CrossAttention
-from unspool.kernels.gpu.attention.parted_attention import PartedAttention, Parts, takes_parts
+from unspool.kernels.gpu.attention.parted_attention import PartedAttention, Parts
 from unspool.kernels.gpu.attention.split_attention import HeadShape
 from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parts_product import multiply_parts
-from unspool.kernels.gpu.products.product import multiply, takes_addends
+from unspool.kernels.gpu.products.product import multiply
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import CrossWeights
@@ -27,8 +27,6 @@ from unspool.models.paths.captured_body import Body, StepInputs
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Embedding, Norm
-
-FEW: Final = 2  # tokens that our product kernels read a matrix for
 
 
 class PairBody(Body):
@@ -139,6 +137,11 @@ class FusedPairBody(PairBody):
             up = {"activation": self._code, "is_gated": self._pair.is_gated}
             self._multiply_state(layer.up, layer.ffn_norm, self._inner, **up)
             self._add(layer.down, layer.ffn_norm, self._inner)
+        self._read_out(logits)
+
+    def _read_out(self, logits: torch.Tensor) -> None:
+        """The logits of the state, and the states themselves if they are wanted."""
+        weights = self._weights
         final = self._late if self._late is not None else weights.final_norm
         scale = self._pair.head_scale
         if not self._shape.wants_states and scale == 1.0:
@@ -201,7 +204,7 @@ class PartedPairBody(FusedPairBody):
 
     def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
         super().__init__(parts, device, dtype, form)
-        shape = _shape_heads(parts)
+        shape = shape_heads(parts)
         distances = parts.biases[0].shape[1] if parts.biases else 0
         self._attend_own = PartedAttention(shape, device, dtype, writes=True, distances=distances)
         tiling = parted_attention.OTHERS if parts.spec.features is None else parted_attention.OTHERS_OF_SOUND
@@ -245,27 +248,7 @@ def describe_norm(norm: Norm) -> dict[str, Any]:
     return {"norm": norm.weight, "eps": norm.eps, "centres": norm.is_layer, "shift": norm.bias}
 
 
-def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, shape: PassShape) -> Body:
-    """The fastest body for a number of tokens."""
-    if not _can_fuse(parts, shape):
-        return PairBody(parts, device, dtype, shape)
-    return (PartedPairBody if _can_part(parts, shape) else FusedPairBody)(parts, device, dtype, shape)
-
-
-def _can_fuse(parts: PairParts, shape: PassShape) -> bool:
-    if shape.num_tokens > FEW or parts.spec.activation not in CODES:
-        return False
-    return parts.spec.is_norm_first or takes_addends(parts.own.layers[0].qkv.operand, shape.num_tokens)
-
-
-def _can_part(parts: PairParts, shape: PassShape) -> bool:
-    """Whether both attentions of a fused step can leave their outputs in parts."""
-    if shape.num_tokens > 1 or shape.packing is not None or shape.away or shape.num_layers is not None:
-        return False
-    outs = [*(layer.out.operand for layer in parts.own.layers), *(cross.out.operand for cross in parts.crosses)]
-    return takes_parts(_shape_heads(parts), shape.layout) and all(isinstance(out, torch.Tensor) for out in outs)
-
-
-def _shape_heads(parts: PairParts) -> HeadShape:
+def shape_heads(parts: PairParts) -> HeadShape:
+    """The decoder's heads."""
     decoder = parts.spec.decoder
     return HeadShape(heads=decoder.num_heads, kv_heads=decoder.num_heads, width=decoder.head_dim)

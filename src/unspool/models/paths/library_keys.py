@@ -63,7 +63,9 @@ _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
 def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None:
     """The keys of an open pass; None for caches that the library can't read. The caller holds `cache.steady()`."""
     rows, forks = len(span.starts), cache.num_forks
-    cache.open_layers(spec.num_layers, rows // forks, spec.num_kv_heads, spec.head_dim, torch.float32)
+    cache.open_layers(
+        spec.num_layers, rows // forks, spec.num_kv_heads, spec.head_dim, torch.float32, torch.device("cpu")
+    )
     places = cache.places(in_order=True)
     if places is None or len(places.buffers) != spec.num_layers or span.stop > _LONGEST_ROW:
         return None

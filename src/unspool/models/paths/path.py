@@ -40,6 +40,11 @@ class Pass:
         self._span: Span | None = None
 
     @property
+    def open_span(self) -> Callable[[Cache, int, int, Sequence[int] | None], Span]:
+        """What opens a span over the cache."""
+        return self._open
+
+    @property
     def given(self) -> torch.Tensor:
         """The tokens (rows, new), or the embeddings (rows, new, hidden)."""
         given = self.tokens if self.tokens is not None else self.embeds

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from unspool.kernels.gpu.launching import is_hopper, launch
 
 _LOG2_E: Final = 1.4426950408889634
-_WIDTHS: Final = (64, 128)  # numbers per head
+WIDTHS: Final = (64, 128)  # numbers per head
 _ALIGNED: Final = 16  # bytes: what the copy engine takes
 
 
@@ -93,7 +93,7 @@ def can_attend_prompt(queries: torch.Tensor, keys: torch.Tensor, values: torch.T
         and queries.dtype == keys.dtype == values.dtype
         and queries.shape[2:] == keys.shape[2:]
         and keys.shape == values.shape
-        and queries.shape[3] in _WIDTHS
+        and queries.shape[3] in WIDTHS
         and all(map(_lies_well, (queries, keys, values)))
     )
 
