@@ -151,6 +151,15 @@ def test_raw_samples_from_a_pipe() -> None:
     np.testing.assert_allclose(collect(open_stream(Pipe(content), 8_000)), resample(tone, 8_000, RATE), atol=1e-3)
 
 
+def test_compressed_wav_from_a_pipe() -> None:
+    """It is decoded when the stream has ended, as other formats are."""
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    tone, content = play(300, 0.2, 8_000), io.BytesIO()
+    soundfile.write(content, tone, 8_000, format="WAV", subtype="ULAW")
+    found = collect(open_stream(Pipe(content.getvalue())))
+    np.testing.assert_allclose(found[200:-200], resample(tone, 8_000, RATE)[200:-200], atol=0.05)
+
+
 # --- what is no sound --------------------------------------------------------------------------------------
 
 
@@ -204,6 +213,15 @@ def test_files_that_cannot_be_read(name: str, words: str, tmp_path: Path) -> Non
 def test_what_is_no_sound(source: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         collect(open_sound(source))
+
+
+def test_a_length_that_a_header_names_is_enough() -> None:
+    def never() -> Any:
+        raise AssertionError("it was read")
+        yield
+
+    with pytest.raises(InputError, match="longer than 48 hours"):
+        collect(Sound("x.wav", never, 49 * 3600.0))
 
 
 def test_rates_that_cannot_be() -> None:

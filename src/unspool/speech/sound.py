@@ -37,15 +37,20 @@ class Sound:
     def blocks(self) -> Blocks:
         """The samples, checked: NaN and infinities are refused."""
         num_samples = 0
+        if self.can_repeat and self.seconds is not None and self.seconds > MOST_SECONDS:
+            raise self._make_length_error()
         for block in self.make_blocks():
             if not np.isfinite(block).all():
                 raise InputError(f"{self.name} holds NaN or infinite samples; a sound's lie between -1 and 1")
             num_samples += len(block)
             if self.can_repeat and num_samples > MOST_SECONDS * RATE:
-                raise InputError(f"{self.name} is longer than {MOST_SECONDS // 3600} hours; cut it into parts")
+                raise self._make_length_error()
             yield block
         if num_samples == 0:
             raise InputError(f"{self.name} is empty: it holds no samples")
+
+    def _make_length_error(self) -> InputError:
+        return InputError(f"{self.name} is longer than {MOST_SECONDS // 3600} hours; cut it into parts")
 
 
 def open_sound(source: Any, sampling_rate: int | None = None) -> Sound:
@@ -77,9 +82,14 @@ def open_stream(stream: BinaryIO, raw_rate: int | None = None, name: str = "the 
     head = stream.read(4)
     whole = io.BufferedReader(_Joined(head, stream))
     if head == b"RIFF":
-        shape = read_header(whole, name)
-        rate = _read_rate(shape.rate, name)
-        return Sound(name, lambda: _convert(read_blocks(whole, shape, name), rate), None, can_repeat=False)
+        seen = _Recorder(whole)
+        try:
+            shape = read_header(seen, name)
+        except UnknownEncodingError:  # its samples are compressed
+            whole = io.BufferedReader(_Joined(bytes(seen.content), whole))
+        else:
+            rate = _read_rate(shape.rate, name)
+            return Sound(name, lambda: _convert(read_blocks(whole, shape, name), rate), None, can_repeat=False)
     content = whole.read(MOST_STREAM_BYTES + 1)
     if not content:
         raise InputError(f"{name} is empty: nothing came from it")
@@ -201,6 +211,20 @@ def _read_rate(rate: Any, name: str = "the sound") -> int:
             f"{name} has the sampling rate {rate!r:.40}; give {LEAST_RATE} to {MOST_RATE} samples a second"
         )
     return int(rate)
+
+
+class _Recorder:
+    """A stream that remembers what was read from it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.content = bytearray()
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or fewer."""
+        part = self._stream.read(size)
+        self.content += part
+        return part
 
 
 class _Joined(io.RawIOBase):

@@ -31,7 +31,7 @@ from unspool.models.paths.library_encoder import EncoderProducts, Multiply, mult
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
-from unspool.models.weights import AnyEmbedding, AnyLinear, Norm
+from unspool.models.weights import AnyEmbedding, AnyLinear, Norm, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, Want
 from unspool.shortage import explain_shortage
 
@@ -154,6 +154,20 @@ class EncoderDecoder(CalledPair):
             lengths,
             (*hidden, x) if want.hidden_states else None,
             tuple(attentions) if want.attentions else None,
+        )
+
+    def encodes_like(self, other: object) -> bool:
+        """Whether both encoders make the same states: they have one description and the same numbers.
+
+        A distilled model often has the encoder of the model that it was made from.
+        """
+        if not isinstance(other, EncoderDecoder) or self.dtype != other.dtype:
+            return False
+        if self.spec.describe_encoder() != other.spec.describe_encoder():
+            return False
+        mine, theirs = (list(iterate_tensors(one.weights.encoder)) for one in (self, other))
+        return len(mine) == len(theirs) and all(
+            one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(mine, theirs, strict=True)
         )
 
     def _find_ragged(self, lengths: Sequence[int], longest: int) -> Ragged | None:
