@@ -117,6 +117,15 @@ def test_arrays_of_every_kind() -> None:
         np.testing.assert_allclose(collect(open_sound(source, 8_000)), expected, atol=1e-6)
     whole = np.round(tone * 32_768).astype(np.int16)
     np.testing.assert_allclose(collect(open_sound(whole, 8_000)), expected, atol=1e-4)
+    np.testing.assert_allclose(collect(open_sound(torch.from_numpy(whole), 8_000)), expected, atol=1e-4)
+
+
+def test_the_bytes_of_a_file() -> None:
+    tone = play(300, 0.2, RATE)
+    for content in (write_wav(tone[:, None], RATE), bytearray(write_wav(tone[:, None], RATE))):
+        np.testing.assert_allclose(collect(open_sound(content)), tone, atol=1e-4)
+    with pytest.raises(InputError, match="is empty"):
+        open_sound(b"")
 
 
 # --- streams -----------------------------------------------------------------------------------------------
@@ -204,8 +213,11 @@ def test_files_that_cannot_be_read(name: str, words: str, tmp_path: Path) -> Non
         (np.zeros((2, 0)), "is empty"),
         (np.zeros((2, 3, 4)), "can't be read"),
         (np.full(100, np.nan), "NaN or infinite"),
+        (np.full(100, 20_000.0), "samples of up to 20000.*divide those of 16 bits by"),
+        (np.full(100, True), "not an array of bool"),
+        (np.full(100, 1j), "not an array of complex128"),
         (np.zeros((100, 100)), "1 to 64 channels"),
-        (["a", "b"], "not a ndarray|holds numbers"),
+        (["a", "b"], "not an array of <U1"),
         ({"array": np.zeros(10)}, "needs an `array`"),
         (object(), "a sound is a path"),
     ],

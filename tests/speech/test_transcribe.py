@@ -159,6 +159,7 @@ def test_generate_returns_texts(lm: unspool.LanguageModel) -> None:
         (np.ones(RATE), {"batch_size": 0}, SettingError, "batch_size"),
         (np.ones(RATE), {"prompt": " "}, SettingError, "`prompt`"),
         (np.ones(RATE), {"num_return_sequences": 2}, SettingError, "num_return_sequences"),
+        (np.ones(RATE), {"do_sample": True}, SettingError, "and a first temperature of 0.0 are at odds"),
         (np.ones(RATE), {"no_such_setting": 2}, SettingError, "no setting 'no_such_setting'"),
     ],
 )

@@ -108,6 +108,12 @@ class Transcriber:
         size = options.batch_size
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1024:
             raise SettingError(f"batch_size={size!r:.40} is no number from 1 to 1024")
+        draws, first = self.settings.get("do_sample"), read_temperatures(options.temperature)[0]
+        if draws is not None and bool(draws) != bool(first):
+            raise SettingError(
+                f"`do_sample`={draws!r:.40} and a first temperature of {first} are at odds: 0 takes the likeliest "
+                "token, numbers above it draw; leave `do_sample` out, or change `temperature`"
+            )
         for name in ("num_return_sequences", "input_features", "encoder_outputs", "decoder_input_ids"):
             if self.settings.get(name) is not None:
                 raise SettingError(

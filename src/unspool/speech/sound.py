@@ -20,6 +20,7 @@ RATE = 16_000  # samples a second that Whisper's features are made from
 EXTRA = "audio"
 LEAST_RATE, MOST_RATE = 1_000, 768_000
 MOST_SECONDS = 48 * 3600
+MOST_LOUD = 100.0  # where 1 is full scale: files of floats may go beyond, but not so far
 MOST_STREAM_BYTES = 1 << 30  # of a compressed stream, which is decoded from memory
 
 Blocks = Iterator[np.ndarray]
@@ -42,6 +43,11 @@ class Sound:
         for block in self.make_blocks():
             if not np.isfinite(block).all():
                 raise InputError(f"{self.name} holds NaN or infinite samples; a sound's lie between -1 and 1")
+            if len(block) and (loudest := float(np.abs(block).max())) > MOST_LOUD:
+                raise InputError(
+                    f"{self.name} has samples of up to {loudest:g}, and a sound's lie between -1 and 1; divide those "
+                    "of 16 bits by 32768, or give them as whole numbers, which are scaled by their type"
+                )
             num_samples += len(block)
             if self.can_repeat and num_samples > MOST_SECONDS * RATE:
                 raise self._make_length_error()
@@ -54,7 +60,8 @@ class Sound:
 
 
 def open_sound(source: Any, sampling_rate: int | None = None) -> Sound:
-    """A sound from a path, an array or tensor, a mapping of an array and its rate, or a binary stream."""
+    """A sound from a path, an array or tensor, a mapping of an array and its rate, a binary stream or the bytes of a
+    file."""
     if isinstance(source, Sound):
         return source
     if isinstance(source, str | os.PathLike):
@@ -66,6 +73,8 @@ def open_sound(source: Any, sampling_rate: int | None = None) -> Sound:
         if array is None or "sampling_rate" not in source:
             raise InputError("audio given as a mapping needs an `array` (or `raw`) and its `sampling_rate`")
         return _open_array(array, source["sampling_rate"])
+    if isinstance(source, bytes | bytearray):
+        source = io.BytesIO(source)
     if hasattr(source, "read"):
         return open_stream(source, sampling_rate)
     return _open_array(source, RATE if sampling_rate is None else sampling_rate)
@@ -152,16 +161,18 @@ def _open_array(source: Any, rate: Any) -> Sound:
     """An array (samples), or (channels, samples) or (samples, channels): the shorter side is the channels."""
     rate = _read_rate(rate)
     if isinstance(source, torch.Tensor):
-        source = source.detach().cpu().float().numpy()
-    elif isinstance(source, Sequence) and not isinstance(source, bytes):
+        source = source.detach().cpu()
+        source = (source.float() if source.is_floating_point() else source).numpy()
+    elif isinstance(source, Sequence):
         try:
             source = np.asarray(source)
         except (TypeError, ValueError) as error:
             raise InputError(f"a sound given as a list holds numbers: {error}") from error
     if not isinstance(source, np.ndarray) or source.dtype.kind not in "fiu":
+        kind = f"an array of {source.dtype}" if isinstance(source, np.ndarray) else f"a {type(source).__name__}"
         raise InputError(
-            f"a sound is a path, an array or tensor of samples, or a mapping of one and its sampling_rate, not a "
-            f"{type(source).__name__}"
+            f"a sound is a path, the bytes of a file, an array or tensor of samples, or a mapping of one and its "
+            f"sampling_rate, not {kind}"
         )
     if source.size == 0:
         raise InputError("the sound is empty: it holds no samples")
@@ -208,7 +219,7 @@ def _read_raw(stream: BinaryIO) -> Blocks:
 def _read_rate(rate: Any, name: str = "the sound") -> int:
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not LEAST_RATE <= rate <= MOST_RATE:
         raise InputError(
-            f"{name} has the sampling rate {rate!r:.40}; give {LEAST_RATE} to {MOST_RATE} samples a second"
+            f"{name} has the sampling rate {rate!r:.40}; give a whole number from {LEAST_RATE} to {MOST_RATE} a second"
         )
     return int(rate)
 
