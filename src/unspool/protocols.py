@@ -56,7 +56,8 @@ class ModelInfo:
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
-    # positions once they were made (rotary, ALiBi)
+    # positions once they were made (rotary, ALiBi); "borrowed_states": its decoder reads the states of another model's
+    # encoder, for it has none
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 
@@ -280,6 +281,14 @@ class Stretching(Model, Protocol):
         The cache is advanced. Returns what they choose, (steps, rows); they may be fewer than asked for, and a row
         without a token gets -1. None if steps must be taken one by one.
         """
+        ...
+
+
+class Encoding(Model, Protocol):
+    """A model with an encoder that can be compared with another's."""
+
+    def encodes_like(self, other: Model) -> bool:
+        """Whether both encoders make the same states of a source."""
         ...
 
 

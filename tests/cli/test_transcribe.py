@@ -73,9 +73,19 @@ def test_standard_input(folder: Path, capsys: pytest.CaptureFixture[str], monkey
         assert capsys.readouterr().out.startswith("1\n00:00:")
 
 
+def test_a_draft_model_changes_no_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(folder / "one.wav"), str(folder / "two.wav")]
+    assert run(folder, *files, *SURE) == 0
+    plain = capsys.readouterr().out
+    assert run(folder, *files, *SURE, "--assistant-model", str(folder), "--num-assistant-tokens", "4") == 0
+    assert capsys.readouterr().out == plain != ""
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["one.wav", "--assistant-model", "no/such model"], "no/such model"),
+        (["one.wav", "--num-assistant-tokens", "3"], "steers a draft model"),
         ([], "name a sound file"),
         (["-", "-"], "read once"),
         (["no.wav"], "there is no file no.wav"),

@@ -10,13 +10,16 @@ import difflib
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import unspool
+from unspool.models.encoder_decoder.model import EncoderDecoder
 from unspool.speech.resample import resample
 from unspool.speech.sound import open_sound
 
@@ -48,6 +51,27 @@ def test_the_adapter_writes_the_same(whisper: unspool.LanguageModel) -> None:
     expected = whisper.transcribe(FILE, return_timestamps=True)
     found = unspool.load("whisper-tiny.en", native=False).transcribe(FILE, return_timestamps=True)
     assert [one.tokens for one in found.segments] == [one.tokens for one in expected.segments]
+
+
+@pytest.mark.parametrize("drafter", ["itself", "short", "lookup"])
+def test_a_drafter_changes_no_text(whisper: unspool.LanguageModel, drafter: str) -> None:
+    draft: dict[str, Any] = {"prompt_lookup_num_tokens": 5}
+    if drafter != "lookup":
+        draft = {"assistant_model": whisper if drafter == "itself" else shorten(whisper.model, 3)}
+    expected = whisper.transcribe(FILE, return_timestamps="word")
+    found = whisper.transcribe(FILE, return_timestamps="word", **draft)
+    assert [one.tokens for one in found.segments] == [one.tokens for one in expected.segments]
+    assert [one.words for one in found.segments] == [one.words for one in expected.segments]
+
+
+def shorten(model: Any, num_layers: int) -> Any:
+    """The model with the first layers of its decoder."""
+    stack = replace(model.spec.decoder, num_layers=num_layers)
+    own = model.weights.decoder
+    layers = {"layers": own.layers[:num_layers], "crosses": own.crosses[:num_layers]}
+    weights = replace(model.weights, decoder=replace(own, **layers))
+    config = vars(model.config)
+    return EncoderDecoder(replace(model.spec, decoder=stack), weights, config, model.device, model.dtype)
 
 
 def test_silence_is_silence(whisper: unspool.LanguageModel) -> None:

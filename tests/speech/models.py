@@ -17,21 +17,24 @@ NEVER = {"eos_token_id": 50, "pad_token_id": 50, "bos_token_id": 50}
 
 
 @cache
-def make_whisper(seed: int = 0, scale: float = 0.35) -> Any:
-    """A model of three languages whose window is 0.6 s long."""
+def make_whisper(seed: int = 0, scale: float = 0.35, **sizes: int) -> Any:
+    """A model of three languages whose window is 0.6 s long; `sizes` are entries of its config."""
     torch.manual_seed(seed)
+    usual = {
+        "vocab_size": FIRST_STAMP + WINDOW // 2 + 1,
+        "num_mel_bins": 16,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_source_positions": WINDOW // 2,
+        "max_target_positions": 48,
+    }
     config = transformers.WhisperConfig(
-        vocab_size=FIRST_STAMP + WINDOW // 2 + 1,
-        num_mel_bins=16,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
-        max_source_positions=WINDOW // 2,
-        max_target_positions=48,
+        **{**usual, **sizes},
         decoder_start_token_id=51,
         init_std=scale,
         suppress_tokens=None,
@@ -59,6 +62,28 @@ def make_whisper(seed: int = 0, scale: float = 0.35) -> Any:
     for name, value in extra.items():
         setattr(model.generation_config, name, value)
     return model
+
+
+@cache
+def distil(seed: int) -> Any:
+    """A draft model for `make_whisper(seed)`: its encoder, and a decoder of its first layer, a little off."""
+    model, draft = make_whisper(seed), make_whisper(seed, decoder_layers=1)
+    draft.load_state_dict(model.state_dict(), strict=False)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in draft.model.decoder.layers.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return draft
+
+
+@cache
+def distil_decoder(seed: int) -> Any:
+    """The decoder of `distil(seed)` alone, as distilled Whispers are loaded to draft."""
+    whole = distil(seed)
+    config = transformers.WhisperConfig(**whole.config.to_dict())
+    half = transformers.WhisperForCausalLM(config).eval()
+    half.load_state_dict(whole.state_dict(), strict=False)
+    return half
 
 
 def draw_features(rows: int, frames: int, seed: int = 0) -> torch.Tensor:

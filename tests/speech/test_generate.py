@@ -24,6 +24,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "segments": {**STAMPS, "return_segments": True},
     "beams": {"language": "en", "num_beams": 3},
     "prompt": {"language": "en", "prompt_ids": PROMPT},
+    "times of beams": {
+        **STAMPS,
+        "num_beams": 2,
+        "max_new_tokens": 12,
+        "return_segments": True,
+        "return_token_timestamps": True,
+    },
 }
 LONG: dict[str, dict[str, Any]] = {
     "plain": STAMPS,

@@ -117,6 +117,15 @@ def test_arrays_of_every_kind() -> None:
         np.testing.assert_allclose(collect(open_sound(source, 8_000)), expected, atol=1e-6)
     whole = np.round(tone * 32_768).astype(np.int16)
     np.testing.assert_allclose(collect(open_sound(whole, 8_000)), expected, atol=1e-4)
+    np.testing.assert_allclose(collect(open_sound(torch.from_numpy(whole), 8_000)), expected, atol=1e-4)
+
+
+def test_the_bytes_of_a_file() -> None:
+    tone = play(300, 0.2, RATE)
+    for content in (write_wav(tone[:, None], RATE), bytearray(write_wav(tone[:, None], RATE))):
+        np.testing.assert_allclose(collect(open_sound(content)), tone, atol=1e-4)
+    with pytest.raises(InputError, match="is empty"):
+        open_sound(b"")
 
 
 # --- streams -----------------------------------------------------------------------------------------------
@@ -149,6 +158,15 @@ def test_raw_samples_from_a_pipe() -> None:
     tone = play(300, 0.2, 8_000)
     content = np.round(tone * 32_767).astype("<i2").tobytes()
     np.testing.assert_allclose(collect(open_stream(Pipe(content), 8_000)), resample(tone, 8_000, RATE), atol=1e-3)
+
+
+def test_compressed_wav_from_a_pipe() -> None:
+    """It is decoded when the stream has ended, as other formats are."""
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    tone, content = play(300, 0.2, 8_000), io.BytesIO()
+    soundfile.write(content, tone, 8_000, format="WAV", subtype="ULAW")
+    found = collect(open_stream(Pipe(content.getvalue())))
+    np.testing.assert_allclose(found[200:-200], resample(tone, 8_000, RATE)[200:-200], atol=0.05)
 
 
 # --- what is no sound --------------------------------------------------------------------------------------
@@ -195,8 +213,11 @@ def test_files_that_cannot_be_read(name: str, words: str, tmp_path: Path) -> Non
         (np.zeros((2, 0)), "is empty"),
         (np.zeros((2, 3, 4)), "can't be read"),
         (np.full(100, np.nan), "NaN or infinite"),
+        (np.full(100, 20_000.0), "samples of up to 20000.*divide those of 16 bits by"),
+        (np.full(100, True), "not an array of bool"),
+        (np.full(100, 1j), "not an array of complex128"),
         (np.zeros((100, 100)), "1 to 64 channels"),
-        (["a", "b"], "not a ndarray|holds numbers"),
+        (["a", "b"], "not an array of <U1"),
         ({"array": np.zeros(10)}, "needs an `array`"),
         (object(), "a sound is a path"),
     ],
@@ -204,6 +225,15 @@ def test_files_that_cannot_be_read(name: str, words: str, tmp_path: Path) -> Non
 def test_what_is_no_sound(source: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         collect(open_sound(source))
+
+
+def test_a_length_that_a_header_names_is_enough() -> None:
+    def never() -> Any:
+        raise AssertionError("it was read")
+        yield
+
+    with pytest.raises(InputError, match="longer than 48 hours"):
+        collect(Sound("x.wav", never, 49 * 3600.0))
 
 
 def test_rates_that_cannot_be() -> None:

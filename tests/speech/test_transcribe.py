@@ -69,6 +69,13 @@ def test_rate_and_channels_do_not_matter(lm: unspool.LanguageModel, tmp_path: Pa
     assert slow.duration == pytest.approx(1.0) and slow.segments
 
 
+def test_a_list_of_numbers_is_one_sound(lm: unspool.LanguageModel) -> None:
+    samples = draw_sound(0.4)
+    expected = lm.transcribe(samples, **SURE).text
+    for numbers in (list(samples), samples.tolist(), tuple(samples)):  # of numpy's own numbers, and of Python's
+        assert lm.transcribe(numbers, **SURE).text == expected
+
+
 def test_several_sounds_are_each_as_alone(lm: unspool.LanguageModel) -> None:
     sounds = [draw_sound(seconds, seed) for seed, seconds in enumerate((0.5, 1.9, 1.2, 0.61))]
     together = lm.transcribe(sounds, return_timestamps=True, batch_size=2, **SURE)
@@ -152,6 +159,7 @@ def test_generate_returns_texts(lm: unspool.LanguageModel) -> None:
         (np.ones(RATE), {"batch_size": 0}, SettingError, "batch_size"),
         (np.ones(RATE), {"prompt": " "}, SettingError, "`prompt`"),
         (np.ones(RATE), {"num_return_sequences": 2}, SettingError, "num_return_sequences"),
+        (np.ones(RATE), {"do_sample": True}, SettingError, "and a first temperature of 0.0 are at odds"),
         (np.ones(RATE), {"no_such_setting": 2}, SettingError, "no setting 'no_such_setting'"),
     ],
 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from unspool.api.core import as_model
+from unspool.api.core import as_model, find_object
 from unspool.config import GenerationConfig
+from unspool.decoding.inputs import Inputs, read_drafted
+from unspool.decoding.prompts import Prompts
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
-from unspool.errors import SettingError
+from unspool.decoding.speculative.sources import can_read
+from unspool.errors import InputError, SettingError
+from unspool.models.adapters import adapt_half, find_twin
+from unspool.models.native import NativeModel
 from unspool.plan import Origin
 from unspool.plan.drafting import Relation
 from unspool.protocols import Model
@@ -24,6 +29,7 @@ class Assistant:
 
     model: Model
     vocabularies: Vocabularies | None = None
+    owner: Model | None = None  # has the settings of a transformers object that drafts natively
 
     @property
     def relation(self) -> Relation:
@@ -36,9 +42,26 @@ class Assistant:
             self.vocabularies.check_common()
 
 
+def find_drafting(assistant: Any, model: Model) -> Model:
+    """The model that drafts, in the form that goes with the model.
+
+    An object of transformers drafts natively for a native model if it can. A decoder alone that can read an encoder's
+    states, as distilled Whispers are loaded, reads those of the model's encoder.
+    """
+    theirs = find_object(assistant)
+    if theirs is None:
+        return as_model(assistant)
+    half = adapt_half(theirs) if model.info.is_encoder_decoder else None
+    if half is not None:
+        return half
+    twin = find_twin(theirs)[0] if isinstance(model, NativeModel) else None
+    return as_model(assistant) if twin is None else twin
+
+
 def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
     """The draft model, with both vocabularies if they differ; raises if that is unknown or the model can't be used."""
-    core = as_model(assistant)
+    core = find_drafting(assistant, model)
+    owner = None if find_object(assistant) is None else as_model(assistant)
     if core.device != model.device:
         raise SettingError(
             f"`assistant_model` is on {core.device} and the model on {model.device}; load both on one device"
@@ -46,17 +69,42 @@ def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_token
     other = assistant_tokenizer if assistant_tokenizer is not None else getattr(assistant, "tokenizer", None)
     sizes = model.info.vocab_size, core.info.vocab_size
     if tokenizer is None or other is None:
-        _refuse_unnamed(tokenizer, other, assistant_tokenizer is not None, sizes)
-        return Assistant(core)
+        if assistant_tokenizer is not None or not model.info.is_encoder_decoder:
+            _refuse_unnamed(tokenizer, other, assistant_tokenizer is not None, sizes)
+        return Assistant(core, owner=owner)
     for name, one in (("tokenizer", tokenizer), ("assistant_tokenizer", other)):
         _check_methods(name, one, ("get_vocab",))
     vocabularies = Vocabularies(Vocabulary(tokenizer, sizes[0]), Vocabulary(other, sizes[1]))
     if vocabularies.relation == "same":
-        return Assistant(core)
+        return Assistant(core, owner=owner)
     for name, vocabulary in (("tokenizer", vocabularies.own), ("assistant_tokenizer", vocabularies.drafts)):
         _check_methods(name, vocabulary.tokenizer, _ASKED)
         _check_size(name, vocabulary)
-    return Assistant(core, vocabularies)
+    return Assistant(core, vocabularies, owner)
+
+
+def read_source(prompts: Prompts, given: Inputs, assistant: Assistant | None, model: Model) -> Prompts:
+    """The prompts, with the states that a draft model's encoder has made if they were given; raises if a draft model
+    has nothing to read."""
+    source, has_states = prompts.source, given.assistant_encoder_outputs is not None
+    if assistant is None or source is None or not assistant.model.info.is_encoder_decoder:
+        if has_states:
+            raise InputError(
+                "assistant_encoder_outputs are what the encoder of an assistant_model has made of the source, and "
+                "there is no such model here; leave them out"
+            )
+        return prompts
+    if has_states:
+        source = read_drafted(assistant.model, given, source)
+        prompts = replace(prompts, source=source)
+    if not can_read(assistant.model, model, source):
+        read = "input_ids" if model.info.features is None else "input_features"
+        raise SettingError(
+            f"`assistant_model` reads the source with an encoder of its own, and the model was given other things than "
+            f"{read}; pass those, or the draft model's own states as assistant_encoder_outputs, or use "
+            "prompt_lookup_num_tokens"
+        )
+    return prompts
 
 
 def _refuse_unnamed(tokenizer: Any, other: Any, is_asked: bool, sizes: tuple[int, int]) -> None:

@@ -26,7 +26,12 @@ from unspool.models.adapters import (
 from unspool.plan import Origin, merge
 from unspool.protocols import Model
 
-INPUT_NAMES = (*MODEL_INPUTS, "negative_prompt_ids", "negative_prompt_attention_mask")
+INPUT_NAMES = (
+    *MODEL_INPUTS,
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+    "assistant_encoder_outputs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,10 @@ def _open_object(
     given.prepared = core.prepared
     settings.compile_config = settings.compile = None  # transformers compiles it
     if (drafting := find_object(assistant)) is not None:
-        assistant = prepare_call(drafting, inputs, {**everything, "past_key_values": None}, settings, core.call.why)
+        others = {**everything, "past_key_values": None}
+        if given.encoder_outputs is not None and drafting is not model:
+            others["encoder_outputs"] = given.assistant_encoder_outputs
+        assistant = prepare_call(drafting, inputs, others, settings, core.call.why)
     return core, assistant, core.given_cache
 
 

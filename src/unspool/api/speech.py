@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from unspool.api.assistant import find_drafting
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
+from unspool.decoding.prompts import EncoderInput
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.plan import merge
-from unspool.protocols import Model
+from unspool.protocols import Encoded, Model
 from unspool.speech.arguments import ONE_WINDOW, WINDOWS, SpeechArguments, read_arguments, take_arguments
 from unspool.speech.decoder import Start, WindowDecoder
 from unspool.speech.markers import begin, needs_detection
@@ -42,9 +44,14 @@ def prepare_window(
     *,
     use_model_defaults: bool | None = None,
     defaults: Mapping[str, Any] | None = None,
+    assistant_model: Any = None,
     start: Start,
 ) -> Any:
-    """Put what a window's text begins with into a call's arguments; returns its processors."""
+    """Put what a window's text begins with into a call's arguments; returns its processors.
+
+    `start` prepares a run with these arguments and processors. Nothing is computed unless a language is to be found:
+    then the call is checked before, with any language in that one's place.
+    """
     asked = take_arguments(kwargs)
     extra = [name for name, value in asked.items() if name not in ONE_WINDOW and value not in (None, False)]
     if extra:
@@ -57,37 +64,50 @@ def prepare_window(
     if kwargs.get("decoder_input_ids") is not None or not any(kwargs.get(name) is not None for name in _SOURCES):
         return processors
     speech = read_arguments(asked, settings, core.info)
-    decoder = WindowDecoder(core, start, speech.markers, speech.has_timestamps, {})
-    prompts = _begin_windows(decoder, speech, kwargs, settings)
-    kwargs["decoder_input_ids"] = torch.tensor(prompts)
-    _bound_length(core, speech, kwargs, settings, len(prompts[0]), defaults)
+    assistant = None if assistant_model is None else find_drafting(assistant_model, core)
+    decoder = WindowDecoder(core, start, speech.markers, speech.has_timestamps, {}, assistant=assistant)
+    given = Inputs(**{name: kwargs[name] for name in _SOURCES if kwargs.get(name) is not None})
+    source = read_prompts(core, given, settings).source
+    assert source is not None
+    languages = speech.spread(len(source.lengths))
+    needs_language = any(needs_detection(speech.markers, language, speech.task) for language in languages)
+    known = next(iter(speech.markers.languages.values())) if needs_language else None
+    prompt = _write_prompts(speech, languages, [known] * len(languages))
+    kwargs["decoder_input_ids"] = prompt
+    _bound_length(core, speech, kwargs, settings, prompt.shape[1], defaults)
     if speech.has_timestamps:
-        given = [] if processors is None else list(processors) if isinstance(processors, list | tuple) else [processors]
-        return [decoder.make_rules(len(prompts[0])), *given]
+        own = [] if processors is None else list(processors) if isinstance(processors, list | tuple) else [processors]
+        processors = [decoder.make_rules(prompt.shape[1]), *own]
+    if needs_language:
+        start(logits_processor=processors, **kwargs)
+        found = decoder.find_languages(_hear(decoder, source, kwargs))
+        kwargs["decoder_input_ids"] = _write_prompts(speech, languages, found)
     return processors
 
 
-def _begin_windows(
-    decoder: WindowDecoder, speech: SpeechArguments, kwargs: dict[str, Any], settings: GenerationConfig
-) -> list[list[int]]:
-    """Each row's prompt; the encoder's states replace the features if a language had to be found."""
-    given = Inputs(**{name: kwargs[name] for name in _SOURCES if kwargs.get(name) is not None})
-    source = read_prompts(decoder.model, given, settings).source
-    assert source is not None
-    languages = speech.spread(len(source.lengths))
-    found: list[int | None] = [None] * len(languages)
-    if any(needs_detection(speech.markers, language, speech.task) for language in languages):
-        encoded = source.encoded
-        if encoded is None:
-            assert source.embeds is not None
-            encoded = decoder.encode(source.embeds)
-            kwargs["input_features"], kwargs["encoder_outputs"] = None, encoded.states
-        found = list(decoder.find_languages(encoded))
+def _write_prompts(
+    speech: SpeechArguments, languages: Sequence[str | None], found: Sequence[int | None]
+) -> torch.Tensor:
+    """Each row's prompt (rows, length), with the language that was given or found."""
     before = list(speech.prompt_ids or ())
-    return [
-        before + begin(speech.markers, language, token, speech.task, speech.has_timestamps)
-        for language, token in zip(languages, found, strict=True)
-    ]
+    return torch.tensor(
+        [
+            before + begin(speech.markers, language, token, speech.task, speech.has_timestamps)
+            for language, token in zip(languages, found, strict=True)
+        ]
+    )
+
+
+def _hear(decoder: WindowDecoder, source: EncoderInput, kwargs: dict[str, Any]) -> Encoded:
+    """The encoder's states, which replace the features among a call's arguments."""
+    if source.encoded is not None:
+        return source.encoded
+    assert source.embeds is not None
+    heard = decoder.encode(source.embeds)
+    kwargs["input_features"], kwargs["encoder_outputs"] = None, heard.encoded.states
+    if heard.drafted is not None:
+        kwargs["assistant_encoder_outputs"] = heard.drafted.states
+    return heard.encoded
 
 
 def _bound_length(
@@ -210,6 +230,7 @@ def _generate_windows(
         speech.max_length,
         speech.thresholds,
         () if processors is None else processors if isinstance(processors, list | tuple) else (processors,),
+        None if (drafts := rest.get("assistant_model")) is None else find_drafting(drafts, core),
     )
     course = Course(
         speech.spread(len(sources)),

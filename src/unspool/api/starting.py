@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
-from unspool.api.assistant import Assistant, follow_assistant, read_assistant
+from unspool.api.assistant import Assistant, follow_assistant, read_assistant, read_source
 from unspool.api.healing import heal_prompts
 from unspool.api.opening import OpenedCall, find_speech, open_model, read_config
 from unspool.api.precedence import follow_criteria
@@ -62,7 +62,8 @@ def start(
     native: bool | None = None,
     **kwargs: Any,
 ) -> Run:
-    """Check everything and prepare a run; nothing is computed until it is iterated, except token healing's one step.
+    """Check everything and prepare a run; nothing is computed until it is iterated, except what the prompt follows
+    from: token healing's one step, and a language that is found from the sound.
 
     `hides_padding` shows the processors what is padding, so that no row depends on the length of the others; the
     reference counts padding as tokens. With `beams="all"` every step reports the whole table of beams. `owns_cache`
@@ -76,6 +77,23 @@ def start(
         kwargs, inputs = {**inputs, **kwargs}, None
     kwargs = _check_names(convert_values(kwargs))
     if (speech := find_speech(model)) is not None:
+        again = partial(
+            start,
+            model,
+            inputs,
+            generation_config,
+            stopping_criteria=stopping_criteria,
+            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+            tokenizer=tokenizer,
+            past_key_values=past_key_values,
+            use_model_defaults=use_model_defaults,
+            defaults=defaults,
+            beams=beams,
+            prefix_ids=prefix_ids,
+            assistant_model=assistant_model,
+            assistant_tokenizer=assistant_tokenizer,
+            native=native,
+        )
         logits_processor = prepare_window(
             speech,
             kwargs,
@@ -83,7 +101,8 @@ def start(
             logits_processor,
             use_model_defaults=use_model_defaults,
             defaults=defaults,
-            start=partial(start, model),
+            assistant_model=assistant_model,
+            start=again,
         )
     hooks = Hooks(
         _as_processors(logits_processor),
@@ -119,11 +138,13 @@ def _prepare(
     assistant = _read_assistant(opened, hooks.tokenizer, assistant_tokenizer)
     if assistant is not None:
         hooks.assistant, hooks.vocabularies = assistant.model, assistant.vocabularies
+        hooks.drafting_owner = assistant.owner
     prompts = read_prompts(opened.model, opened.given, opened.settings, hides_padding=hides_padding)
     hooks.cache = _read_cache(opened, prompts)
     shape = _shape(prompts, hooks.cache)
     follow_criteria(opened.settings, opened.origins, hooks.criteria, prompts)
     plan = _settle(opened, shape, assistant)
+    prompts = read_source(prompts, opened.given, assistant, opened.model)
     if hooks.cache is not None:
         check_room(hooks.cache, plan, shape)
     core = _compile(opened.model, plan)

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
+from unspool.api.assistant import find_drafting
 from unspool.api.calls import generate
 from unspool.api.speech import merge_speech
 from unspool.api.starting import start
@@ -95,6 +98,7 @@ class Transcriber:
             settings.max_length if "max_length" in settings.explicit else None,
             read_thresholds(vars(self.options), self._markers),
             self._take_processors(),
+            None if (drafts := self.settings.get("assistant_model")) is None else find_drafting(drafts, core),
         )
 
     def _check(self) -> None:
@@ -104,6 +108,12 @@ class Transcriber:
         size = options.batch_size
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1024:
             raise SettingError(f"batch_size={size!r:.40} is no number from 1 to 1024")
+        draws, first = self.settings.get("do_sample"), read_temperatures(options.temperature)[0]
+        if draws is not None and bool(draws) != bool(first):
+            raise SettingError(
+                f"`do_sample`={draws!r:.40} and a first temperature of {first} are at odds: 0 takes the likeliest "
+                "token, numbers above it draw; leave `do_sample` out, or change `temperature`"
+            )
         for name in ("num_return_sequences", "input_features", "encoder_outputs", "decoder_input_ids"):
             if self.settings.get(name) is not None:
                 raise SettingError(
@@ -274,7 +284,7 @@ def split_options(settings: Mapping[str, Any], **given: Any) -> tuple[Options, d
 
 def open_sounds(audio: Any, sampling_rate: int | None) -> tuple[list[Sound], bool]:
     """The sounds of a call, and whether there is only one: a list is several, unless it holds numbers."""
-    if isinstance(audio, list | tuple) and audio and not isinstance(audio[0], int | float):
+    if isinstance(audio, list | tuple) and audio and not isinstance(audio[0], int | float | np.number):
         if len(audio) > MOST_SOUNDS:
             raise InputError(f"{len(audio)} sounds in one call; at most {MOST_SOUNDS} are taken")
         return [open_sound(one, None if isinstance(one, str | os.PathLike) else sampling_rate) for one in audio], False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import DIM, ProgressLine, clean, is_terminal, say, write
-from unspool.cli.model import add_model_options, load_model
+from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.settings import add_settings, collect_settings
 from unspool.small_files import make_folder, write_text
@@ -50,7 +50,7 @@ def build_parser() -> Parser:
     parser.general.add_argument("files", metavar="FILE", nargs="*", help=argparse.SUPPRESS)
     _add_output_options(parser)
     _add_speech_options(parser)
-    add_model_options(parser, SPEECH_MODEL)
+    add_assistant_option(add_model_options(parser, SPEECH_MODEL))
     add_settings(parser, left_out=("temperature",))
     return parser
 
@@ -96,6 +96,8 @@ def execute(arguments: argparse.Namespace) -> int:
     targets = _find_targets(arguments, kind)
     sounds = _open_all(arguments)  # what can't be read is refused before a model is loaded
     lm = load_model(arguments)
+    if (assistant := load_assistant(arguments)) is not None:
+        settings["assistant_model"] = assistant
     if targets:
         _write_files(lm, sounds, targets, kind, settings, arguments)
     elif len(sounds) == 1 and kind in ("txt", "srt", "vtt"):

@@ -33,6 +33,7 @@ class Inputs:
     inputs_embeds: Any = None
     decoder_input_ids: Any = None
     encoder_outputs: Any = None
+    assistant_encoder_outputs: Any = None  # the states that a draft model's own encoder has made of the source
     input_features: Any = None
     negative_prompt_ids: Any = None
     negative_prompt_attention_mask: Any = None
@@ -204,12 +205,8 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
     if inputs.input_features is not None:
         return _read_features(model, inputs)
     if inputs.encoder_outputs is not None:
-        given = inputs.encoder_outputs
-        if not isinstance(given, torch.Tensor):
-            given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
-        states = _check_embeds(given, info.hidden_size, "encoder_outputs").to(model.device)
-        states, lengths = pack_source(states, inputs.attention_mask)
-        return EncoderInput(None, lengths, encoded=Encoded(states, lengths))
+        encoded = _read_states(model, inputs, "encoder_outputs")
+        return EncoderInput(None, encoded.lengths, encoded=encoded)
     if info.features is not None:
         raise InputError(
             f"a {info.family} model reads sound: give input_features, encoder_outputs, or audio to lm.transcribe()"
@@ -229,6 +226,25 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
     tokens, lengths = pack_source(ids, mask)
     _check_longest(lengths, info)
     return EncoderInput(tokens, lengths)
+
+
+def _read_states(model: Model, inputs: Inputs, name: str) -> Encoded:
+    """The states of an encoder, as a tensor or in the objects that encoders return."""
+    given = getattr(inputs, name)
+    if not isinstance(given, torch.Tensor):
+        given = given[0] if isinstance(given, tuple) and given else getattr(given, "last_hidden_state", None)
+    states = _check_embeds(given, model.info.hidden_size, name).to(model.device)
+    return Encoded(*pack_source(states, inputs.attention_mask))
+
+
+def read_drafted(assistant: Model, inputs: Inputs, source: EncoderInput) -> EncoderInput:
+    """The source with the states that a draft model's encoder has made of it."""
+    drafted = _read_states(assistant, inputs, "assistant_encoder_outputs")
+    if len(drafted.lengths) != len(source.lengths):
+        raise InputError(
+            f"assistant_encoder_outputs has {len(drafted.lengths)} rows and the encoder's input {len(source.lengths)}"
+        )
+    return replace(source, drafted=drafted)
 
 
 def _check_longest(lengths: list[int], info: ModelInfo) -> None:

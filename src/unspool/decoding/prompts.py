@@ -26,6 +26,7 @@ class EncoderInput:
     lengths: list[int]
     embeds: torch.Tensor | None = None  # (rows, source, hidden), or features (rows, channels, frames)
     encoded: Encoded | None = None
+    drafted: Encoded | None = None  # the states that a draft model's encoder has made of it
 
 
 @dataclass(frozen=True)

@@ -184,8 +184,8 @@ class Run:
             shows_table=hooks.shows_beams,
             stats=self.stats,
             candidates=candidates,
-            drafter=make_drafter(plan, scorer, rows, prompts, hooks.assistant, hooks.vocabularies),
-            drafting_model=hooks.assistant or parts.model,
+            drafter=make_drafter(plan, scorer, rows, prompts, hooks.assistant, hooks.vocabularies, self.cache.encoded),
+            drafting_model=hooks.drafting_owner or hooks.assistant or parts.model,
         )
 
     # --- after the last ----------------------------------------------------------------------------------

@@ -102,7 +102,10 @@ def read_arguments(asked: Mapping[str, Any], settings: GenerationConfig, info: M
             find_language(one, markers.languages)
     has_timestamps = find("return_timestamps")
     if has_timestamps not in (None, True, False):
-        raise SettingError(f"`return_timestamps`={has_timestamps!r:.40} is neither True nor False")
+        raise SettingError(
+            f"`return_timestamps`={has_timestamps!r:.40} is neither True nor False; times of words come from "
+            "lm.transcribe(…, return_timestamps='word'), and those of tokens from return_token_timestamps=True"
+        )
     if has_timestamps:
         markers.require_timestamps()
     for name, fixed in _FIXED.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from unspool.config import GenerationConfig, find_unused
 from unspool.decoding.reader import answer_at_once, encode_at_once
 from unspool.decoding.run import Run
+from unspool.decoding.speculative.sources import shares_encoder
 from unspool.errors import SettingError
 from unspool.logits import WhisperTimeStampLogitsProcessor
 from unspool.outputs import GenerateOutput
@@ -49,6 +51,18 @@ class Thresholds:
     no_speech: float | None = None
 
 
+@dataclass(frozen=True)
+class Heard:
+    """Windows as encoders have read them."""
+
+    encoded: Encoded
+    drafted: Encoded | None = None  # what a draft model's decoder reads
+
+    def pick(self, rows: Sequence[int]) -> Heard:
+        """Some of the windows."""
+        return Heard(_pick(self.encoded, rows), None if self.drafted is None else _pick(self.drafted, rows))
+
+
 @dataclass
 class WindowDecoder:
     """A model of speech with the settings of a call."""
@@ -61,17 +75,28 @@ class WindowDecoder:
     max_length: int | None = None  # tokens of a row without its prompt, if `max_new_tokens` is not set
     thresholds: Thresholds = Thresholds()
     processors: Sequence[Any] = ()
+    assistant: Model | None = None  # a draft model, which `settings` name too
     num_passes: int = 0
 
     # --- the encoder and the first token -----------------------------------------------------------------
     @torch.no_grad()
-    def encode(self, features: torch.Tensor) -> Encoded:
-        """The encoder's states of features (rows, mels, frames)."""
-        shape = self.model.info.features
+    def encode(self, features: torch.Tensor) -> Heard:
+        """The encoder's states of features (rows, mels, frames), and a draft model's."""
+        features = features.to(self.model.device)
+        encoded = self._encode(self.model, features)
+        if self.assistant is None:
+            return Heard(encoded)
+        return Heard(encoded, encoded if self._is_shared else self._encode(self.assistant, features))
+
+    def _encode(self, model: Model, features: torch.Tensor) -> Encoded:
+        shape = model.info.features
         assert shape is not None
         self.num_passes += 1
-        counts = [shape.positions] * len(features)
-        return encode_at_once(SourceAsk(self.model, None, counts, embeds=features.to(self.model.device)))
+        return encode_at_once(SourceAsk(model, None, [shape.positions] * len(features), embeds=features))
+
+    @cached_property
+    def _is_shared(self) -> bool:
+        return self.assistant is not None and shares_encoder(self.assistant, self.model)
 
     @torch.no_grad()
     def find_languages(self, encoded: Encoded) -> list[int]:
@@ -98,9 +123,30 @@ class WindowDecoder:
         return answer_at_once(Ask(self.model, cache, tokens, want=want))
 
     # --- writing -------------------------------------------------------------------------------------------
-    def write(
-        self, encoded: Encoded, prompts: Sequence[list[int]], temperatures: Sequence[float | None]
-    ) -> list[Written]:
+    def check(self, prompt: list[int], temperatures: Sequence[float | None], longest: int) -> None:
+        """Raise for settings that can't be, before a window is encoded; prompts may become `longest` tokens long."""
+        room = None if self.assistant is None else self.assistant.info.max_context
+        if room is not None and longest >= room:
+            raise SettingError(
+                f"a window's prompt may have {longest} tokens, those of earlier windows among them, and the context of "
+                f"`assistant_model` ends at {room}; use condition_on_prev_tokens=False, or one with a longer context"
+            )
+        shape = self.model.info.features
+        assert shape is not None
+        heard = Heard(
+            *(
+                Encoded(
+                    torch.zeros(1, shape.positions, model.info.hidden_size, dtype=model.dtype, device=model.device),
+                    [shape.positions],
+                )
+                for model in (self.model, self.assistant)
+                if model is not None
+            )
+        )
+        for temperature in {bool(one): one for one in temperatures}.values():  # drawn, and not
+            self._start(heard, [prompt], temperature)
+
+    def write(self, heard: Heard, prompts: Sequence[list[int]], temperatures: Sequence[float | None]) -> list[Written]:
         """The text of every row, written anew at the next temperature while a threshold refuses it."""
         found: dict[int, Written] = {}
         waiting = list(range(len(prompts)))
@@ -110,10 +156,10 @@ class WindowDecoder:
                 by_length.setdefault(len(prompts[row]), []).append(row)
             for rows in by_length.values():
                 for row, written in zip(
-                    rows, self._write(_pick(encoded, rows), [prompts[row] for row in rows], temperature), strict=True
+                    rows, self._write(heard.pick(rows), [prompts[row] for row in rows], temperature), strict=True
                 ):
                     found[row] = written
-            waiting = [row for row in waiting if self._is_refused(found[row], encoded, row)]
+            waiting = [row for row in waiting if self._is_refused(found[row], heard.encoded, row)]
             if not waiting:
                 break
         return [found[row] for row in range(len(prompts))]
@@ -143,20 +189,28 @@ class WindowDecoder:
                     return False
         return is_refused
 
-    def _write(self, encoded: Encoded, prompts: Sequence[list[int]], temperature: float | None) -> list[Written]:
+    def _start(self, heard: Heard, prompts: Sequence[list[int]], temperature: float | None) -> Run:
         settings = self._choose_settings(len(prompts[0]), temperature)
-        needs_scores = self.thresholds.logprob is not None
-        if needs_scores:
+        if self._needs_scores:
             settings |= {"return_dict_in_generate": True, "output_scores": True}
+        if heard.drafted is not None:
+            settings["assistant_encoder_outputs"] = heard.drafted.states
         processors = list(self.processors)
         if self.has_timestamps:
             processors.insert(0, self.make_rules(len(prompts[0])))
-        run = self.start(
-            encoder_outputs=encoded.states,
+        return self.start(
+            encoder_outputs=heard.encoded.states,
             decoder_input_ids=torch.tensor(prompts),
             logits_processor=processors or None,
             **settings,
         )
+
+    @property
+    def _needs_scores(self) -> bool:
+        return self.thresholds.logprob is not None
+
+    def _write(self, heard: Heard, prompts: Sequence[list[int]], temperature: float | None) -> list[Written]:
+        run = self._start(heard, prompts, temperature)
         for _ in run:
             pass
         self.num_passes += run.stats.forward_passes
@@ -165,7 +219,7 @@ class WindowDecoder:
         for row, (prompt, emitted) in enumerate(zip(prompts, run.emitted, strict=True)):
             tokens = emitted[:-1] if emitted and emitted[-1] in self.markers.ends else emitted
             written = Written(prompt, tokens, emitted, temperature, output=output, row=row)
-            if needs_scores:
+            if self._needs_scores:
                 written.avg_logprob = _average(output, row, emitted, temperature)
             made.append(written)
         return made

@@ -20,6 +20,7 @@ RATE = 16_000  # samples a second that Whisper's features are made from
 EXTRA = "audio"
 LEAST_RATE, MOST_RATE = 1_000, 768_000
 MOST_SECONDS = 48 * 3600
+MOST_LOUD = 100.0  # where 1 is full scale: files of floats may go beyond, but not so far
 MOST_STREAM_BYTES = 1 << 30  # of a compressed stream, which is decoded from memory
 
 Blocks = Iterator[np.ndarray]
@@ -37,19 +38,30 @@ class Sound:
     def blocks(self) -> Blocks:
         """The samples, checked: NaN and infinities are refused."""
         num_samples = 0
+        if self.can_repeat and self.seconds is not None and self.seconds > MOST_SECONDS:
+            raise self._make_length_error()
         for block in self.make_blocks():
             if not np.isfinite(block).all():
                 raise InputError(f"{self.name} holds NaN or infinite samples; a sound's lie between -1 and 1")
+            if len(block) and (loudest := float(np.abs(block).max())) > MOST_LOUD:
+                raise InputError(
+                    f"{self.name} has samples of up to {loudest:g}, and a sound's lie between -1 and 1; divide those "
+                    "of 16 bits by 32768, or give them as whole numbers, which are scaled by their type"
+                )
             num_samples += len(block)
             if self.can_repeat and num_samples > MOST_SECONDS * RATE:
-                raise InputError(f"{self.name} is longer than {MOST_SECONDS // 3600} hours; cut it into parts")
+                raise self._make_length_error()
             yield block
         if num_samples == 0:
             raise InputError(f"{self.name} is empty: it holds no samples")
 
+    def _make_length_error(self) -> InputError:
+        return InputError(f"{self.name} is longer than {MOST_SECONDS // 3600} hours; cut it into parts")
+
 
 def open_sound(source: Any, sampling_rate: int | None = None) -> Sound:
-    """A sound from a path, an array or tensor, a mapping of an array and its rate, or a binary stream."""
+    """A sound from a path, an array or tensor, a mapping of an array and its rate, a binary stream or the bytes of a
+    file."""
     if isinstance(source, Sound):
         return source
     if isinstance(source, str | os.PathLike):
@@ -61,6 +73,8 @@ def open_sound(source: Any, sampling_rate: int | None = None) -> Sound:
         if array is None or "sampling_rate" not in source:
             raise InputError("audio given as a mapping needs an `array` (or `raw`) and its `sampling_rate`")
         return _open_array(array, source["sampling_rate"])
+    if isinstance(source, bytes | bytearray):
+        source = io.BytesIO(source)
     if hasattr(source, "read"):
         return open_stream(source, sampling_rate)
     return _open_array(source, RATE if sampling_rate is None else sampling_rate)
@@ -77,9 +91,14 @@ def open_stream(stream: BinaryIO, raw_rate: int | None = None, name: str = "the 
     head = stream.read(4)
     whole = io.BufferedReader(_Joined(head, stream))
     if head == b"RIFF":
-        shape = read_header(whole, name)
-        rate = _read_rate(shape.rate, name)
-        return Sound(name, lambda: _convert(read_blocks(whole, shape, name), rate), None, can_repeat=False)
+        seen = _Recorder(whole)
+        try:
+            shape = read_header(seen, name)
+        except UnknownEncodingError:  # its samples are compressed
+            whole = io.BufferedReader(_Joined(bytes(seen.content), whole))
+        else:
+            rate = _read_rate(shape.rate, name)
+            return Sound(name, lambda: _convert(read_blocks(whole, shape, name), rate), None, can_repeat=False)
     content = whole.read(MOST_STREAM_BYTES + 1)
     if not content:
         raise InputError(f"{name} is empty: nothing came from it")
@@ -142,16 +161,18 @@ def _open_array(source: Any, rate: Any) -> Sound:
     """An array (samples), or (channels, samples) or (samples, channels): the shorter side is the channels."""
     rate = _read_rate(rate)
     if isinstance(source, torch.Tensor):
-        source = source.detach().cpu().float().numpy()
-    elif isinstance(source, Sequence) and not isinstance(source, bytes):
+        source = source.detach().cpu()
+        source = (source.float() if source.is_floating_point() else source).numpy()
+    elif isinstance(source, Sequence):
         try:
             source = np.asarray(source)
         except (TypeError, ValueError) as error:
             raise InputError(f"a sound given as a list holds numbers: {error}") from error
     if not isinstance(source, np.ndarray) or source.dtype.kind not in "fiu":
+        kind = f"an array of {source.dtype}" if isinstance(source, np.ndarray) else f"a {type(source).__name__}"
         raise InputError(
-            f"a sound is a path, an array or tensor of samples, or a mapping of one and its sampling_rate, not a "
-            f"{type(source).__name__}"
+            f"a sound is a path, the bytes of a file, an array or tensor of samples, or a mapping of one and its "
+            f"sampling_rate, not {kind}"
         )
     if source.size == 0:
         raise InputError("the sound is empty: it holds no samples")
@@ -198,9 +219,23 @@ def _read_raw(stream: BinaryIO) -> Blocks:
 def _read_rate(rate: Any, name: str = "the sound") -> int:
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not LEAST_RATE <= rate <= MOST_RATE:
         raise InputError(
-            f"{name} has the sampling rate {rate!r:.40}; give {LEAST_RATE} to {MOST_RATE} samples a second"
+            f"{name} has the sampling rate {rate!r:.40}; give a whole number from {LEAST_RATE} to {MOST_RATE} a second"
         )
     return int(rate)
+
+
+class _Recorder:
+    """A stream that remembers what was read from it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.content = bytearray()
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or fewer."""
+        part = self._stream.read(size)
+        self.content += part
+        return part
 
 
 class _Joined(io.RawIOBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -17,6 +17,14 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = (0, 0x7FFFFFFF, 0xFFFFFFFF)  # what programs write that don't know the length yet
 _MOST_CHUNK = 1 << 20  # bytes of a chunk before the samples
 _MOST_CHUNKS = 256
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes, or fewer; none at the end."""
+        ...
 
 
 class UnknownEncodingError(InputError):
@@ -44,7 +52,7 @@ class WavFormat:
         return None if self.data_bytes is None else self.data_bytes // self.frame_bytes
 
 
-def read_header(stream: BinaryIO, name: str) -> WavFormat:
+def read_header(stream: Readable, name: str) -> WavFormat:
     """Read up to the first sample; raises InputError for what is no WAV file."""
     head = _read(stream, 12)
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
@@ -115,7 +123,7 @@ def _decode(content: bytes, shape: WavFormat) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _read(stream: BinaryIO, size: int) -> bytes:
+def _read(stream: Readable, size: int) -> bytes:
     """So many bytes, or all that are left: a pipe gives fewer at a time."""
     parts: list[bytes] = []
     while size > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -103,11 +103,15 @@ def decode_windows(
     """Every window's result, as soon as it is there; the sounds of a batch take turns, row by row."""
     waiting = iter(enumerate(sources))
     cursors: list[SoundCursor] = []
+    is_checked = False
     while True:
         while len(cursors) < course.batch_size and (following := next(waiting, None)) is not None:
             cursors.append(_begin(*following, course, decoder))
         if not cursors:
             return
+        if not is_checked:
+            _check(decoder, cursors[0], course)
+            is_checked = True
         if progress is not None:
             progress(cursors)
         yield from _decode_batch(decoder, cursors, course)
@@ -122,6 +126,16 @@ def _begin(index: int, source: FeatureSource, course: Course, decoder: WindowDec
     return cursor
 
 
+def _check(decoder: WindowDecoder, cursor: SoundCursor, course: Course) -> None:
+    """Raise for settings that can't be, before the first window is read; any language stands for one to be found."""
+    known = next(iter(decoder.markers.languages.values()), None)
+    needs_language = needs_detection(decoder.markers, course.languages[cursor.index], course.task)
+    prompt = _make_prompt(decoder, replace(cursor, language=known if needs_language else None), course)
+    most = decoder.model.info.max_context
+    earlier = most // 2 if course.conditions and most is not None else 0
+    decoder.check(prompt, course.temperatures, earlier + len(prompt))
+
+
 def _decode_batch(decoder: WindowDecoder, cursors: Sequence[SoundCursor], course: Course) -> Iterator[WindowResult]:
     """One window of every sound."""
     heard = []
@@ -132,16 +146,16 @@ def _decode_batch(decoder: WindowDecoder, cursors: Sequence[SoundCursor], course
             heard.append(cursor)
     if not heard:
         return
-    encoded = decoder.encode(torch.stack([cursor.source.read(cursor.seek) for cursor in heard]))
-    _detect(decoder, heard, encoded, course)
+    states = decoder.encode(torch.stack([cursor.source.read(cursor.seek) for cursor in heard]))
+    _detect(decoder, heard, states.encoded, course)
     prompts = [_make_prompt(decoder, cursor, course) for cursor in heard]
-    texts = decoder.write(encoded, prompts, course.temperatures)
+    texts = decoder.write(states, prompts, course.temperatures)
     for row, (cursor, written) in enumerate(zip(heard, texts, strict=True)):
         if decoder.is_silent(written):
             yield _skip(cursor, written)
             continue
         if course.wants_times:
-            decoder.place(encoded, row, written, cursor.source.count_positions(cursor.seek))
+            decoder.place(states.encoded, row, written, cursor.source.count_positions(cursor.seek))
         yield _take(decoder, cursor, written, course)
 
 

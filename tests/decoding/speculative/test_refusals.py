@@ -199,7 +199,7 @@ def test_an_encoder_decoder_with_another_tokenizer() -> None:
     own, other = make_pair("merges")
     target, draft = FakeEncoderDecoder(len(own)), FakeEncoderDecoder(len(other))
     more = {"tokenizer": own, "assistant_tokenizer": other, "assistant_model": draft, "decoder_start_token_id": 1}
-    refuse("an encoder-decoder's source is not put into other tokens", target, **more)
+    refuse("what an encoder-decoder reads and writes is not put", target, **more)
 
 
 def test_a_draft_models_context_ends_its_drafts_not_the_text() -> None:

@@ -24,6 +24,7 @@ from unspool.decoding.speculative.drafters.translation import Translation
 from unspool.decoding.speculative.drafters.universal import UniversalDraft
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 from unspool.decoding.speculative.policy import Policy, Scheduled
+from unspool.decoding.speculative.sources import encode_draft
 from unspool.decoding.speculative.weighing import Weighed
 from unspool.errors import SettingError, UnsupportedError
 from unspool.grammar.processor import GrammarLogitsProcessor
@@ -31,7 +32,7 @@ from unspool.logits import LogitsProcessorList
 from unspool.plan import Plan
 from unspool.plan.drafters import DRAFTERS
 from unspool.plan.drafting import MOST_DRAFTED, Drafting
-from unspool.protocols import Model, SourceAsk
+from unspool.protocols import Encoded, Model
 from unspool.registry import resolve
 
 CAPACITY_AHEAD = 256  # positions that a draft model's cache makes room for at once
@@ -48,6 +49,7 @@ class DrafterContext:
     prompts: Prompts
     assistant: Model | None = None  # a model that drafts
     vocabularies: Vocabularies | None = None  # the model's and the assistant's, if they differ
+    encoded: Encoded | None = None  # what the model's encoder made of the sources
 
 
 def make_policy(drafting: Drafting, drafter: Drafter) -> Policy:
@@ -95,14 +97,15 @@ def make_drafter(
     prompts: Prompts,
     assistant: Model | None,
     vocabularies: Vocabularies | None = None,
+    encoded: Encoded | None = None,
 ) -> Drafter | None:
     """The drafter that the plan names, ready to guess what follows the rows; None if it names none.
 
-    `vocabularies` are the model's and the assistant's, if they differ.
+    `vocabularies` are the model's and the assistant's, if they differ; `encoded` are the model's states of the sources.
     """
     if plan.drafting is None:
         return None
-    context = DrafterContext(plan, plan.drafting, scorer, rows, prompts, assistant, vocabularies)
+    context = DrafterContext(plan, plan.drafting, scorer, rows, prompts, assistant, vocabularies, encoded)
     drafter: Drafter = resolve(DRAFTERS[plan.drafting.kind].make)(context)
     return drafter
 
@@ -144,7 +147,7 @@ def make_draft_model(context: DrafterContext) -> Drafter:
 def _make_model_drafter(context: DrafterContext) -> Drafter:
     plan, scorer, assistant = context.plan, context.scorer, context.assistant
     assert assistant is not None
-    cache = _new_cache(assistant, context.rows, context.prompts, plan.copies, scorer.reader)
+    cache = _new_cache(assistant, context)
     reader = Reader(assistant, cache, answer=scorer.reader.answer)
     if context.vocabularies is not None:
         rows = DraftRows(reader, len(context.rows))
@@ -180,18 +183,14 @@ def _make_translating(
     return UniversalDraft(rows, vocabularies.drafts, translate, confidence)
 
 
-def _new_cache(assistant: Model, rows: Rows, prompts: Prompts, copies: int, reader: Reader) -> Cache:
-    """An empty cache of the draft model; one with an encoder reads the source with it."""
-    capacity, source = max(rows.lengths) + CAPACITY_AHEAD, prompts.source
+def _new_cache(assistant: Model, context: DrafterContext) -> Cache:
+    """An empty cache of the draft model, with what an encoder-decoder reads."""
+    rows, reader, copies = context.rows, context.scorer.reader, context.plan.copies
+    capacity, source = max(rows.lengths) + CAPACITY_AHEAD, context.prompts.source
     if source is None:
         opened = None if reader.open_draft_cache is None else reader.open_draft_cache(assistant)
         return assistant.new_cache("dynamic", len(rows), capacity) if opened is None else opened
-    if source.tokens is None and getattr(assistant, "prepared", None) is None:
-        raise SettingError(
-            "`assistant_model` reads the encoder's text with an encoder of its own, and there are no tokens to read: "
-            "pass input_ids, or use prompt_lookup_num_tokens"
-        )
-    encoded = reader.answer_source(SourceAsk(assistant, source.tokens, source.lengths))
+    encoded = encode_draft(assistant, reader.model, source, context.encoded, reader.answer_source)
     cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
     if copies > 1:
         cache.select_rows([row for row in range(len(source.lengths)) for _ in range(copies)])

@@ -5,6 +5,7 @@ from unspool.models.adapters.door import (
     MODEL_INPUTS,
     Adapted,
     adapt,
+    adapt_half,
     find_adapter,
     find_mixin,
     find_settings,
@@ -25,13 +26,14 @@ from unspool.models.adapters.settings import (
     is_theirs,
     read_settings,
 )
-from unspool.models.adapters.twin import drop_twin, prepare_twin
+from unspool.models.adapters.twin import drop_twin, find_twin, prepare_twin
 
 __all__ = [
     "MODEL_INPUTS",
     "Adapted",
     "ColumnModel",
     "adapt",
+    "adapt_half",
     "convert_values",
     "dress_output",
     "drop_twin",
@@ -40,6 +42,7 @@ __all__ = [
     "find_mixin",
     "find_preparing",
     "find_settings",
+    "find_twin",
     "fold_settings",
     "has_own_loop",
     "is_theirs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch import nn
@@ -102,6 +102,21 @@ def _describe_pair(model: Any, config: Any) -> Description:
         can=frozenset(can),
     )
     return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+
+
+def describe_half(model: Any) -> Description:
+    """The same for a decoder alone that reads the states of another model's encoder."""
+    config = find_text_config(model)
+    refuse(model, config)
+    found = _describe_pair(model, config)
+    info = replace(found.info, features=None, can=found.info.can - {"inputs_embeds"} | {"borrowed_states"})
+    return replace(found, info=info)
+
+
+def reads_states(model: Any) -> bool:
+    """Whether a model is a decoder alone that takes the states of an encoder, as distilled Whispers are loaded."""
+    is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
+    return not is_pair and {"encoder_outputs", "past_key_values"} <= _find_arguments(model)
 
 
 def describe_loosely(model: Any) -> Description:

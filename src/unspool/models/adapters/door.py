@@ -13,14 +13,21 @@ from unspool.config import GenerationConfig
 from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
 from unspool.models.adapters.decoder import AdaptedDecoder
-from unspool.models.adapters.description import describe, find_text_config, has_leading_streams
-from unspool.models.adapters.pair import AdaptedPair
+from unspool.models.adapters.description import (
+    describe,
+    describe_half,
+    find_text_config,
+    has_leading_streams,
+    reads_states,
+)
+from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
 from unspool.models.adapters.settings import convert_settings, is_theirs, name_static_kind
 from unspool.models.adapters.twin import find_state_twin, find_twin
 from unspool.models.native import NativeModel
 
 Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
+_HALF = "_unspool_half_adapter"  # the same for a decoder that reads another model's encoder
 NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached: whether it runs natively
 _FREE = ("logits_to_keep", "labels")  # inputs that change nothing about the answer
 _STATIC = ("static", "offloaded_static", "hybrid")
@@ -41,6 +48,16 @@ def adapt(model: Any) -> Adapted:
         known = model.__dict__[_PLACE] = (attention, kind(model, description))
     adapter: Adapted = known[1]
     return adapter
+
+
+def adapt_half(model: Any) -> AdaptedHalf | None:
+    """The adapter of a decoder alone as a draft model that reads another model's encoder; None if it is not one."""
+    if not reads_states(model):
+        return None
+    known: AdaptedHalf | None = model.__dict__.get(_HALF)
+    if known is None:
+        known = model.__dict__[_HALF] = AdaptedHalf(model, describe_half(model))
+    return known
 
 
 def set_native(model: Any, native: bool | None) -> None:

@@ -7,6 +7,7 @@ positions. Rows differ only after speculative decoding accepted different number
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +63,10 @@ class AdaptedPair(AdaptedModel):
             tuple(made.hidden_states) if want.hidden_states else None,
             self._read_weights(made.attentions) if want.attentions else None,
         )
+
+    def encodes_like(self, other: Any) -> bool:
+        """Whether both have one encoder."""
+        return isinstance(other, AdaptedPair) and self.inner.get_encoder() is other.inner.get_encoder()
 
     # --- caches --------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -211,6 +216,36 @@ class AdaptedPair(AdaptedModel):
                 return_dict=True,
                 **{name: new},
                 **more,
+            )
+
+
+class AdaptedHalf(AdaptedPair):
+    """A decoder of transformers that reads the states of another model's encoder, for it has none: a draft model."""
+
+    def encode(self, *_: Any, **__: Any) -> Encoded:
+        """It has no encoder."""
+        raise UnsupportedError(f"{type(self.inner).__name__} has no encoder; load the model with its encoder")
+
+    def _gather_source(self, encoded: Encoded) -> Harvest:
+        return super()._gather_source(replace(encoded, states=encoded.states.to(self.dtype)))
+
+    def _call(
+        self,
+        pass_: Any,
+        source: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+        name: str,
+        new: torch.Tensor,
+        states: torch.Tensor,
+        _: Sequence[int],
+        more: Mapping[str, Any],
+    ) -> Any:
+        with name_failures(self.inner):
+            return self.inner(
+                encoder_outputs=states,
+                past_key_values=make_pair_keys(pass_, source),
+                use_cache=True,
+                return_dict=True,
+                **{key.removeprefix("decoder_"): value for key, value in {name: new, **more}.items()},
             )
 
 

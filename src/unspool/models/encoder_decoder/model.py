@@ -33,7 +33,7 @@ from unspool.models.paths.library_encoder import EncoderProducts, Multiply, mult
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
-from unspool.models.weights import AnyEmbedding, AnyLinear, Norm
+from unspool.models.weights import AnyEmbedding, AnyLinear, Norm, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, Want
 from unspool.shortage import explain_shortage
 
@@ -174,6 +174,20 @@ class EncoderDecoder(CalledPair):
         is_plain = self.spec.features is not None or not given.is_floating_point()
         is_open = self._encoder is not None and self.find_path("captured") is not None
         return is_open and is_plain and not want.hidden_states and not want.attentions
+
+    def encodes_like(self, other: object) -> bool:
+        """Whether both encoders make the same states: they have one description and the same numbers.
+
+        A distilled model often has the encoder of the model that it was made from.
+        """
+        if not isinstance(other, EncoderDecoder) or self.dtype != other.dtype:
+            return False
+        if self.spec.describe_encoder() != other.spec.describe_encoder():
+            return False
+        mine, theirs = (list(iterate_tensors(one.weights.encoder)) for one in (self, other))
+        return len(mine) == len(theirs) and all(
+            one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(mine, theirs, strict=True)
+        )
 
     def _find_ragged(self, lengths: Sequence[int], longest: int) -> Ragged | None:
         """The real tokens of sources of different lengths, if products of only those pay: on a CPU."""

@@ -116,6 +116,22 @@ class EncoderDecoderSpec:
             can=(ModelInfo.can | _CAN) - (set() if self.features is None else {"inputs_embeds"}),
         )
 
+    def describe_encoder(self) -> tuple[Any, ...]:
+        """Everything that an encoder's states follow from, beside its weights."""
+        return (
+            self.hidden_size,
+            self.encoder,
+            self.norm,
+            self.is_norm_first,
+            self.has_embedding_norm,
+            self.has_final_norm,
+            self.relative,
+            self.is_gated,
+            self.activation,
+            self.embedding_scale,
+            self.features,
+        )
+
     def describe_decoder(self) -> DecoderSpec:
         """The decoder's side as a decoder of its own, whose blocks lack cross-attention."""
         decoder, positions = self.decoder, self.decoder.positions

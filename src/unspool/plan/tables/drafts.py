@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unspool.config import pairs
 from unspool.plan.pairs import CallMethod, CallPair, Facts
+from unspool.protocols import ModelInfo
 
 DRAFTED = "{name:is {value!r}} does not go with a drafter ({source}): {why}"
 DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
@@ -62,6 +63,11 @@ def _drafted_states(name: str) -> CallMethod:
 
 DRAFTED_STATES = (_drafted_states("output_hidden_states"), _drafted_states("output_attentions"))
 
+
+def _can_hear(assistant: ModelInfo) -> bool:
+    return assistant.features is not None or "borrowed_states" in assistant.can
+
+
 _SAME_KIND = "use a draft model of the same kind, or {prompt_lookup_num_tokens}"
 
 ASSISTANT = CallMethod(
@@ -69,12 +75,9 @@ ASSISTANT = CallMethod(
     "`assistant_model` {why}",
     (
         CallPair(
-            lambda facts: (
-                facts.given["relation"] == "same" and facts.given["assistant"].vocab_size != facts.info.vocab_size
-            ),
-            "has a vocabulary of {assistant.vocab_size} tokens and the model one of {info.vocab_size}: its drafts "
-            "would mean other texts; pass `tokenizer` and `assistant_tokenizer` to draft across tokenizers, or use a "
-            "draft model with the same one",
+            lambda facts: facts.info.features is not None and not _can_hear(facts.given["assistant"]),
+            "reads text and the model reads sound; use a model of speech with the same tokenizer, or "
+            "{prompt_lookup_num_tokens}",
         ),
         CallPair(
             lambda facts: facts.info.is_encoder_decoder and not facts.given["assistant"].is_encoder_decoder,
@@ -85,13 +88,46 @@ ASSISTANT = CallMethod(
             f"is an encoder-decoder and the model is decoder-only; {_SAME_KIND}",
         ),
         CallPair(
-            lambda facts: facts.shape.has_embeds,
-            "reads tokens, and inputs_embeds are the model's own; pass input_ids, or use {assistant_early_exit}",
+            lambda facts: facts.info.features is None and facts.given["assistant"].features is not None,
+            f"reads sound and the model reads text; {_SAME_KIND}",
         ),
         CallPair(
-            lambda facts: facts.given["relation"] != "same" and facts.info.is_encoder_decoder,
-            "has another tokenizer than the model, and an encoder-decoder's source is not put into other tokens; use a "
-            "draft model with the same tokenizer, or {prompt_lookup_num_tokens}",
+            lambda facts: (
+                "borrowed_states" not in facts.given["assistant"].can
+                and facts.given["assistant"].features != facts.info.features
+            ),
+            "reads features (rows, {assistant.features.channels}, {assistant.features.frames}) and the model (rows, "
+            "{info.features.channels}, {info.features.frames}); use one that reads the same, or "
+            "{prompt_lookup_num_tokens}",
+        ),
+        CallPair(
+            lambda facts: (
+                "borrowed_states" in facts.given["assistant"].can
+                and facts.given["assistant"].hidden_size != facts.info.hidden_size
+            ),
+            "has no encoder and reads states {assistant.hidden_size} wide, and those of the model are "
+            "{info.hidden_size} wide; load it with its encoder",
+        ),
+        CallPair(
+            lambda facts: (
+                facts.info.is_encoder_decoder
+                and (facts.given["relation"] != "same" or facts.given["assistant"].vocab_size != facts.info.vocab_size)
+            ),
+            "has another tokenizer than the model ({assistant.vocab_size} and {info.vocab_size} tokens), and what an "
+            "encoder-decoder reads and writes is not put into other tokens; use a draft model with the same tokenizer, "
+            "or {prompt_lookup_num_tokens}",
+        ),
+        CallPair(
+            lambda facts: (
+                facts.given["relation"] == "same" and facts.given["assistant"].vocab_size != facts.info.vocab_size
+            ),
+            "has a vocabulary of {assistant.vocab_size} tokens and the model one of {info.vocab_size}: its drafts "
+            "would mean other texts; pass `tokenizer` and `assistant_tokenizer` to draft across tokenizers, or use a "
+            "draft model with the same one",
+        ),
+        CallPair(
+            lambda facts: facts.shape.has_embeds,
+            "reads tokens, and inputs_embeds are the model's own; pass input_ids, or use {assistant_early_exit}",
         ),
     ),
 )

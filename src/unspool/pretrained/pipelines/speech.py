@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from unspool.api.language_model import LanguageModel
 from unspool.errors import SettingError
 from unspool.pretrained.model import PretrainedModel
@@ -30,8 +32,9 @@ class SpeechPipeline(Pipeline):
             )
 
     def _split(self, inputs: Any) -> tuple[list[Any], bool]:
-        is_several = isinstance(inputs, list | tuple) and bool(inputs) and not isinstance(inputs[0], int | float)
-        return (list(inputs), False) if is_several else ([inputs], True)
+        if isinstance(inputs, list | tuple) and inputs and not isinstance(inputs[0], int | float | np.number):
+            return list(inputs), False
+        return [inputs], True
 
     def _run(self, items: list[Any], settings: dict[str, Any]) -> list[Any]:
         for name in ("chunk_length_s", "stride_length_s"):
