@@ -56,7 +56,7 @@ class ModelInfo:
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
-    # positions once they were made (rotary, ALiBi)
+    # positions once they were made (rotary, ALiBi); "whole_prompts": it reads a prompt in one pass, and in no pieces
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 
