@@ -86,11 +86,14 @@ def draw(rng: Random) -> Call:
     if rng.random() < 0.15 and strategy not in ("lookup", "assisted", "guidance"):
         embeds = rng.choice(["alone", "with ids"]) if name not in PAIRS else "alone"
     if embeds != "none" and name not in PAIRS:
-        settings.pop("use_cache", None)  # transformers keeps a cache in spite of it
+        for unlike in ("use_cache", "prefill_chunk_size"):  # transformers keeps a cache, and reads ids in chunks
+            settings.pop(unlike, None)
         if "max_length" in settings:
             del settings["max_length"]  # transformers counts the columns of embeddings in a way of its own
             settings["max_new_tokens"] = 4
     attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
+    if name in STATES:
+        settings.pop("output_attentions", None)
     if name == "falcon_alibi":  # transformers' eager attention adds the biases twice
         settings.pop("output_attentions", None)
         attention = "sdpa"
@@ -114,8 +117,10 @@ def _draw_prompts(rng: Random, name: str, strategy: str) -> tuple[list[list[int]
     num_rows = 1 if strategy in ("lookup", "assisted") and rng.random() < 0.8 else rng.choice([1, 1, 2, 3])
     width = rng.randint(1, LONGEST)
     layout = rng.choice(["plain", "plain", "left", "left", "right", "holes", "no mask", "left, no mask"])
-    if name in PAIRS and layout.startswith("left"):
-        layout = "right"  # an encoder counts padding on its left as positions
+    if name in PAIRS and (layout.startswith("left") or layout == "holes"):
+        layout = "right"  # an encoder of transformers counts masked columns as positions
+    if name == "mpt" and layout == "holes":
+        layout = "left"  # its biases count masked columns
     if name in STATES and layout in ("right", "holes"):
         layout = "left"  # a state passes over masked columns in a way of its own
     if name in WINDOWS and layout in ("holes", "right"):

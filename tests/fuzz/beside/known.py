@@ -23,6 +23,7 @@ REFUSED = (
     "an encoder must read something in place of the prompt",
     "it compares with tokens that were read, and there are none",
     "`prefill_chunk_size` reads the prompt in pieces and `output_.*` returns",
+    "would shift the columns of the prompts",
     "no token is left to choose",  # transformers takes the first token of the vocabulary then
     "drafts that one row of several refuses can't be left out",
     "an encoder's states are returned in the columns that it was given, so its inputs belong to the prompts alone",
@@ -54,6 +55,8 @@ def differs(call: Call, way: str, found: str) -> bool:
     cuts_keys = call.model in WINDOWS or call.settings.get("cache_implementation") == "static"
     if cuts_keys and re.search(r"attentions of step \d+, layer \d+ have the shape", found):
         return True  # ours are over all columns of the text, transformers' over what its cache has memory for
+    if "positions for" in found and ("negative" in call.extras or call.settings.get("num_beams", 1) > 1):
+        return True  # the longer prompt's columns; and native beams that have all ended hold nothing
     is_drafted = call.strategy in ("lookup", "assisted")
     if is_drafted and ("attentions" in found or "hidden_states" in found):
         return True  # ours are those of the call without drafts; transformers cuts its passes at other tokens

@@ -10,7 +10,7 @@ from tests.fuzz.beside.trying import shrink, try_call, write_script
 from tests.fuzz.findings import Difference
 
 NAME = "beside_transformers"
-SHORT = 30
+SHORT = 40
 
 
 def make(rng: Random) -> Call:

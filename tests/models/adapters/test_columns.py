@@ -376,3 +376,17 @@ def make_opt() -> Any:
 def test_drafts_of_several_rows_over_a_static_cache_are_refused_before_the_first_pass() -> None:
     with pytest.raises(unspool.SettingError, match="has room for the answer's columns alone"):
         unspool.generate(make("gpt2"), **make_inputs(), **NEW, **STATIC, prompt_lookup_num_tokens=3)
+
+
+def test_attention_weights_of_a_model_of_states_are_refused() -> None:
+    with pytest.raises(unspool.UnsupportedError, match="can't return them"):
+        unspool.generate(make_states("Mamba"), **make_inputs(), output_attentions=True, return_dict_in_generate=True)
+
+
+def test_states_beside_a_negative_prompt_that_is_longer_are_refused() -> None:
+    told = {**NEW, **STATIC, "guidance_scale": 2.0, "output_hidden_states": True}
+    ids = torch.full((1, 13), 5)
+    with pytest.raises(unspool.UnsupportedError, match="would shift the columns"):
+        unspool.generate(make("gpt2"), **make_inputs(), **told, negative_prompt_ids=ids)
+    output = unspool.generate(make("gpt2"), **make_inputs(), **told, negative_prompt_ids=ids[:, :12])
+    assert output.hidden_states[0][0].shape[:2] == (3, 12)

@@ -113,12 +113,13 @@ def describe_loosely(model: Any) -> Description:
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     can_switch = _can_switch(model, config)
     sizes = _read_sizes(model, config)
+    weights = set() if "cache_params" in _find_arguments(model) else {"attentions"}  # a model of states attends nowhere
     info = ModelInfo(
         **sizes,
         num_layers=_find_number(config, ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer"), 1),
         num_heads=_find_number(config, ("decoder_attention_heads", "num_attention_heads", "n_head"), 1),
         is_encoder_decoder=is_pair,
-        can=frozenset({"hidden_states", "last_states", "inputs_embeds", "attentions", "early_logits"}),
+        can=frozenset({"hidden_states", "last_states", "inputs_embeds", "early_logits"} | weights),
     )
     return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
 

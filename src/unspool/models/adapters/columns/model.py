@@ -245,7 +245,7 @@ class ColumnModel(AdaptedModel):
         """Read the call's prompt as it was given; chunks of it wait for the last one."""
         rows = len(real)
         if rows != cache.prompt.mask.shape[0]:
-            self._add_others(cache, tokens, real)
+            self._add_others(cache, tokens, real, want)
         prompt, lengths = cache.prompt, self._find_lengths(cache)
         stops = [start + count for start, count in zip(held, real, strict=True)]
         if any(stop < length for stop, length in zip(stops, lengths, strict=True)):
@@ -267,7 +267,7 @@ class ColumnModel(AdaptedModel):
                 return self._run(cache, width, want, is_first=False)
         return self._run(cache, columns.width - columns.num_read, want, is_first=True)
 
-    def _add_others(self, cache: ColumnCache, tokens: torch.Tensor | None, real: Sequence[int]) -> None:
+    def _add_others(self, cache: ColumnCache, tokens: torch.Tensor | None, real: Sequence[int], want: Want) -> None:
         """Make the rows that follow the prompts' own a part of what is read: guidance has one for each, of tokens.
 
         Pieces of a prompt that is read in chunks come whole here: such calls wait for the last one.
@@ -276,12 +276,20 @@ class ColumnModel(AdaptedModel):
         num_own, rows = own.mask.shape[0], len(real)
         managed = (*self._inputs.managed, cache.name, "use_cache")
         extra = sorted(name for name in cache.inputs if name not in managed and cache.inputs[name] is not None)
-        if tokens is None or rows != 2 * num_own or extra or own.num_read or self.is_pair:
+        # Models without a cache of keys or states read padding as tokens.
+        heeds_masks = self._name_past() in self.description.arguments and "attention_mask" in self.description.arguments
+        if tokens is None or rows != 2 * num_own or extra or own.num_read or self.is_pair or not heeds_masks:
             raise UnsupportedError(
                 f"{rows} rows are to be read for {num_own} prompts, as guidance does, and "
                 f"{self.call.why}, so its inputs belong to the prompts alone; leave guidance out"
             )
         others = Columns.right_aligned(tokens[num_own:], real[num_own:], counts_positions=own.positions is not None)
+        if max(real[num_own:]) > own.width and (want.hidden_states or want.attentions):
+            raise UnsupportedError(
+                f"a negative prompt of {max(real[num_own:])} tokens would shift the columns of the prompts, which have "
+                f"{own.width}, in the states that are returned, and {self.call.why}; shorten it, or leave "
+                "output_hidden_states and output_attentions out"
+            )
         cache.prompt = own.join(others)
 
     def _find_lengths(self, cache: ColumnCache) -> list[int]:

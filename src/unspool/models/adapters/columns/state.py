@@ -42,8 +42,9 @@ class Columns:
     @classmethod
     def right_aligned(cls, tokens: torch.Tensor, counts: Sequence[int], *, counts_positions: bool) -> Columns:
         """Rows of tokens (rows, width), of which the first `counts` are real, moved to the last column."""
-        column = torch.arange(tokens.shape[1], device=tokens.device)
-        first = tokens.shape[1] - _column(counts, tokens)  # (rows, 1)
+        width = max(counts)
+        column = torch.arange(width, device=tokens.device)
+        first = width - _column(counts, tokens)  # (rows, 1)
         mask = column >= first
         ids = tokens.gather(1, (column - first).clamp(min=0)) * mask
         return cls(ids, mask, (mask.long().cumsum(dim=-1) - 1).clamp(min=0) if counts_positions else None)
