@@ -57,7 +57,7 @@ class ModelInfo:
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
     # positions once they were made (rotary, ALiBi); "borrowed_states": its decoder reads the states of another model's
-    # encoder, for it has none
+    # encoder, for it has none; "whole_prompts": it reads a prompt in one pass, and in no pieces
     can: frozenset[str] = frozenset({"hidden_states", "attentions", "inputs_embeds", "last_states"})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conformance.cases import load_model
 from tests.fakes import FakeModel, decode_slowly, new_fake_cache, pad_left
 from unspool import DynamicCache, EncoderDecoderCache, generate, stream
 from unspool.api.starting import UNBUILT
@@ -391,3 +392,17 @@ def test_ids_are_sent_to_a_device_when_they_are_read() -> None:
     moved = prompts.ids
     assert moved.device.type == "meta" and prompts.ids is moved and prompts.on_host is ids
     assert replace(prompts, lengths=[2]).ids is moved
+
+
+def test_pad_tokens_beside_embeddings_are_padding() -> None:
+    model = load_model("llama").model
+    ids = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
+    embeds = model.get_input_embeddings()(ids)
+    told: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 2, "max_new_tokens": 4}
+    found = generate(model, input_ids=ids, inputs_embeds=embeds, **told)
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    assert torch.equal(found, generate(model, input_ids=ids, attention_mask=mask, **told))
+    assert torch.equal(found, generate(model, input_ids=ids, **told))
+    told["eos_token_id"] = 0  # which also ends a text, so that it marks nothing
+    found = generate(model, input_ids=ids, inputs_embeds=embeds, **told)
+    assert torch.equal(found, generate(model, input_ids=ids, **told))

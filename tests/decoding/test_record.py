@@ -61,6 +61,43 @@ def test_states_stand_where_the_reference_has_them(reference: Any, width: int, u
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_states_of_prompts_with_holes_stand_in_the_columns_that_were_given(
+    reference: Any, beams: int, is_embedded: bool
+) -> None:
+    ids = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12], [13, 14, 15, 16, 17]])
+    mask = torch.tensor([[1, 0, 0, 1, 1], [0, 1, 0, 1, 1], [0, 1, 1, 1, 1]])
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if is_embedded:
+        given = {"inputs_embeds": reference.get_input_embeddings()(ids).detach(), "attention_mask": mask}
+    settings = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "num_beams": beams} | EVERYTHING
+    theirs = reference.generate(**given, **settings)
+    mine = generate(load_model("llama").model, **given, **settings)
+    assert torch.equal(mine.sequences, theirs.sequences)
+    for step in range(3):
+        is_real = mask.bool() if step == 0 else torch.ones(3, 1, dtype=torch.bool)
+        is_real = is_real.repeat_interleave(beams, dim=0)
+        for found, expected in zip(mine.hidden_states[step], theirs.hidden_states[step], strict=True):
+            assert found.shape == expected.shape
+            torch.testing.assert_close(found[is_real], expected[is_real], atol=1e-4, rtol=0)
+        for found, expected in zip(mine.attentions[step], theirs.attentions[step], strict=True):
+            assert found.shape == expected.shape
+            found, expected = (weights.transpose(1, 2)[is_real] for weights in (found, expected))
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_padding_of_embeddings_alone_has_columns(reference: Any) -> None:
+    ids, mask = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 0, 1, 1]])
+    given = {"inputs_embeds": reference.get_input_embeddings()(ids).detach(), "attention_mask": mask}
+    settings = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": None} | EVERYTHING
+    theirs = reference.generate(**given, **settings)
+    mine = generate(load_model("llama").model, **given, **settings)
+    for step in range(2):
+        assert mine.hidden_states[step][0].shape == theirs.hidden_states[step][0].shape
+        torch.testing.assert_close(mine.attentions[step][0][:, :, -1], theirs.attentions[step][0][:, :, -1])
+
+
 # --- on the fake, where every number is known ---------------------------------------------------------------
 
 

@@ -108,6 +108,11 @@ class Cache(RowChanges, ReferenceSurface, SharedRows["Cache"], ReadByAddress, Ke
         """The most positions that one pass may read; None if any number will do."""
         return None
 
+    @property
+    def reads_whole(self) -> bool:
+        """Whether the next pass must read all that there is of a prompt: its logits are those of the whole."""
+        return False
+
     def check_pass(self, num_new: int) -> None:
         """Raise for a pass of more positions than one may read."""
         longest = self.longest_pass

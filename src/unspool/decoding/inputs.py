@@ -59,7 +59,7 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig, hides_pa
             raise InputError(f"{name} belongs to encoder-decoder models; a {model.info.family} model has no encoder")
     info = model.info
     if inputs.inputs_embeds is not None:
-        return _read_embeds(model, inputs)
+        return _read_embeds(model, inputs, settings)
     if inputs.input_ids is None:
         return Prompts(_start_alone(inputs, settings, info).to(model.device), [1])
     ids = read_ids(inputs.input_ids, info.vocab_size)
@@ -126,23 +126,28 @@ def _find_marking_pad(settings: GenerationConfig, info: ModelInfo) -> int | None
     return None if pad in as_token_ids(settings.eos_token_id, "eos_token_id", info) else pad
 
 
-def _read_embeds(model: Model, inputs: Inputs) -> Prompts:
+def _read_embeds(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
+    """Embedded prompts. Ids beside them are what processors see and sequences begin with, and pad tokens among them
+    are padding.
+    """
     info = model.info
     if "inputs_embeds" not in info.can:
         raise UnsupportedError(f"a {info.family} model can't read inputs_embeds; pass input_ids")
     embeds = _check_embeds(inputs.inputs_embeds, _find_width(info), "inputs_embeds").to(model.device)
     rows, width = embeds.shape[:2]
-    lengths, order = read_layout(inputs.attention_mask, (rows, width))
-    embeds = put_in_order(embeds, order)
+    marking: torch.Tensor | None = None
     if inputs.input_ids is None:
         ids = torch.zeros(rows, 0, dtype=torch.int64, device=model.device)
     else:
-        ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+        ids = marking = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
         if ids.shape != (rows, width):
             raise InputError(
                 f"input_ids {tuple(ids.shape)} and inputs_embeds {tuple(embeds.shape)} are of different lengths; "
                 "given together, they must describe the same tokens"
             )
+    pad = _find_marking_pad(settings, info)
+    lengths, order = read_layout(inputs.attention_mask, (rows, width), ids=marking, pad_token_id=pad)
+    embeds = put_in_order(embeds, order)
     shown = ids if order is not None and inputs.input_ids is not None else None
     return Prompts(
         ids if shown is None else put_in_order(ids, order),
@@ -150,6 +155,7 @@ def _read_embeds(model: Model, inputs: Inputs) -> Prompts:
         shown=shown,
         order=order,
         embeds=fill_right(embeds, [width - length for length in lengths], lengths),
+        num_hidden=width if inputs.input_ids is None else 0,
     )
 
 

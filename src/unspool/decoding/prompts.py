@@ -38,6 +38,7 @@ class Prompts:
     shown: torch.Tensor | None = None  # what returned sequences begin with, if not `ids`: padding where it was given
     order: torch.Tensor | None = None  # (rows, width): the given columns in the order of `ids`; None if they are in it
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
+    num_hidden: int = 0  # columns of embeddings that were given without ids, padding among them
     source: EncoderInput | None = None
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
     on_host: torch.Tensor | None = None  # the ids as they came, if they were sent to a device
@@ -122,8 +123,7 @@ def continue_prompts(prompts: Prompts, written: Sequence[int], vocab_size: int, 
 
 def mark_columns(prompts: Prompts) -> torch.Tensor:
     """Which of the columns that were given are real: (rows, width), of embeddings if there are no ids."""
-    device, width = prompts.ids.device, prompts.width or max(prompts.lengths)
-    width = width if prompts.order is None else prompts.order.shape[1]
+    device, width = prompts.ids.device, prompts.width or prompts.num_hidden or max(prompts.lengths)
     lengths = torch.tensor(prompts.lengths, device=device)[:, None]
     flags = torch.arange(width, device=device) >= width - lengths
     if prompts.order is None:

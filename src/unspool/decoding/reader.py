@@ -176,9 +176,11 @@ class Reader:
 
     def _find_chunk(self, counts: Sequence[int], first: int) -> int:
         """How many positions each row reads in the pass that begins at its `first` new one."""
+        longest = max(counts) - first
+        if self.cache.reads_whole:
+            return longest
         if self.chunk is not None:
             return self.chunk
-        longest = max(counts) - first
         is_whole = self.want.hidden_states or self.want.attentions  # they are returned so
         if is_whole or longest * len(counts) <= MOST_TOKENS_OF_A_PASS:
             return longest

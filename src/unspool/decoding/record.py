@@ -26,7 +26,9 @@ class Record:
         attentions: bool,
         logprobs: int | None,
         observer: Observer | None = None,
+        order: torch.Tensor | None = None,
     ) -> None:
+        self._order = order  # (prompts, width): the given columns in the order that they were read in, if that differs
         self._scores: list[torch.Tensor] | None = [] if scores else None
         self._logits: list[torch.Tensor] | None = [] if logits else None
         self._hidden: list[StepTensors] | None = [] if hidden_states else None
@@ -45,16 +47,30 @@ class Record:
             self._keep_as_it_is(forward)
             return
         # All rows end in the same column, and a reading from the first position on has the padding's columns too.
-        num_columns = max(counts) + (0 if any(starts) else min(pads))
+        is_prompt = not any(starts)
+        num_columns = max(counts) + (min(pads) if is_prompt else 0)
         if self._hidden is not None and forward.hidden_states is not None:
-            self._hidden.append(tuple(_align(state, counts, num_columns, 1) for state in forward.hidden_states))
+            states = tuple(_align(state, counts, num_columns, 1) for state in forward.hidden_states)
+            self._hidden.append(tuple(self._put_back(state, 1) for state in states) if is_prompt else states)
         if self._attentions is not None and forward.attentions is not None:
             width = forward.attentions[0].shape[-1] + min(pads)
-            self._attentions.append(
-                tuple(_pad_keys(_align(w, counts, num_columns, 2), pads, width) for w in forward.attentions)
-            )
+            weights = tuple(_pad_keys(_align(w, counts, num_columns, 2), pads, width) for w in forward.attentions)
+            if is_prompt:
+                weights = tuple(self._put_back(one, 2) for one in weights)
+            self._attentions.append(tuple(self._put_back(one, 3) for one in weights))
             if forward.cross_attentions is not None:
                 self._cross.append(forward.cross_attentions)
+
+    def _put_back(self, values: torch.Tensor, dim: int) -> torch.Tensor:
+        """The prompt's columns along `dim` where the caller had them; columns behind the prompt stay."""
+        if self._order is None:
+            return values
+        copies, width = values.shape[0] // len(self._order), self._order.shape[1]
+        shape = [1] * values.dim()
+        shape[0], shape[dim] = values.shape[0], width
+        index = self._order.to(values.device).repeat_interleave(copies, dim=0).reshape(shape)
+        prompt = values.narrow(dim, 0, width)
+        return values.clone().scatter_(dim, index.expand_as(prompt), prompt)
 
     def _keep_as_it_is(self, forward: Forward) -> None:
         if self._hidden is not None and forward.hidden_states is not None:

@@ -30,6 +30,7 @@ class Rows:
         self.lengths = list(prompts.lengths)  # positions, prompt and emitted
         # Columns before a row's first position; below zero if a prompt of embeddings has no columns.
         self.offsets = [prompts.width - length for length in prompts.lengths]
+        self._num_hidden = prompts.num_hidden
         self.pad_token_id = pad_token_id
         self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
         self._table = TokenTable(_unpad(prompts, self.offsets, pad_token_id), pad_token_id)
@@ -167,7 +168,7 @@ class Rows:
 
     def pads(self) -> list[int]:
         """Columns before each row's first position, as they stand in a left-padded batch."""
-        first = min(0, *self.offsets)
+        first = min(-self._num_hidden, *self.offsets)
         return [offset - first for offset in self.offsets]
 
     def padding(self, width: int | None = None) -> torch.Tensor | None:

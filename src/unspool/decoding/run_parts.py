@@ -114,6 +114,7 @@ def prepare_parts(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> R
         attentions=bool(settings.output_attentions),
         logprobs=settings.logprobs,
         observer=hooks.observer,
+        order=prompts.order,
     )
     parts = RunParts(
         model,

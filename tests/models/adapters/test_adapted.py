@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from tests.conformance.cases import Case, load_adapted, load_model, read_cases, run_case
-from tests.models.adapters.tiny import make, make_inputs, make_once
+from tests.models.adapters.tiny import SIZES, make, make_inputs, make_once
 
 import unspool
 from unspool.api.core import as_model
@@ -347,3 +347,22 @@ def test_a_length_of_20_is_one_that_was_set() -> None:
     assert unspool.generate(model, **inputs, generation_config=theirs).shape[1] == inputs["input_ids"].shape[1] + 20
     theirs = transformers.GenerationConfig(eos_token_id=96, max_length=13, max_new_tokens=4)
     assert unspool.generate(model, **inputs, generation_config=theirs).shape[1] == inputs["input_ids"].shape[1] + 4
+
+
+@pytest.mark.parametrize("more", [{}, {"cache_implementation": "static"}])
+def test_weights_of_an_attention_that_asks_its_config_are_those_of_the_text_before(more: dict[str, Any]) -> None:
+    sizes = {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}
+    torch.manual_seed(3)
+    config = transformers.FalconConfig(**sizes, initializer_range=0.4)
+    model = transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    eager = transformers.FalconForCausalLM._from_config(config, attn_implementation="eager").eval()
+    eager.load_state_dict(model.state_dict())
+    told = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True, "output_attentions": True, **more}
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    expected = eager.generate(ids, **told)
+    output = unspool.generate(model, ids, **told, native=False)
+    assert torch.equal(output.sequences, expected.sequences)
+    for mine, theirs in zip(output.attentions, expected.attentions, strict=True):
+        for found, wanted in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    assert model.config._attn_implementation == "sdpa"

@@ -301,3 +301,92 @@ def test_padding_of_a_source_is_found_without_a_mask() -> None:
     assert torch.equal(found.logits[0], expected.logits[0])
     assert [weights.shape for weights in found.encoder_attentions] == [(2, 2, 4, 4)] * 2
     assert float(found.encoder_attentions[0][1, :, :, 2:].max()) == 0
+
+
+def make_states(kind: str) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+    if kind == "Mamba2":
+        sizes |= {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 16}
+    return shake(getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes)))
+
+
+STATIC = {"cache_implementation": "static", "return_dict_in_generate": True}
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2", "static"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_prompt_that_is_to_be_read_in_pieces_is_read_whole(kind: str, size: int) -> None:
+    model, told = (make("gpt2"), STATIC) if kind == "static" else (make_states(kind), {"return_dict_in_generate": True})
+    inputs = make_inputs()
+    expected = unspool.generate(model, **inputs, **NEW, **told)
+    output = unspool.generate(model, **inputs, **NEW, **told, prefill_chunk_size=size)
+    assert "own cache" in output.stats.path_reason
+    assert torch.equal(output.sequences, expected.sequences)
+
+
+def test_many_long_prompts_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = make_states("Mamba"), make_inputs()
+    expected = unspool.generate(model, **inputs, **NEW, native=False)
+    monkeypatch.setattr("unspool.decoding.reader.MOST_TOKENS_OF_A_PASS", 8)
+    assert torch.equal(unspool.generate(model, **inputs, **NEW, native=False), expected)
+
+
+def test_probabilities_of_a_prompt_that_is_read_whole_are_refused() -> None:
+    with pytest.raises(unspool.UnsupportedError, match="after whole prompts alone"):
+        unspool.generate(make("gpt2"), **make_inputs(), **NEW, **STATIC, prompt_logprobs=0)
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2", "gpt2", "llama", "gemma2", "mpt"])
+@pytest.mark.parametrize("more", [{}, {"num_beams": 3, "num_return_sequences": 2}])
+@pytest.mark.parametrize("has_negative", [False, True])
+def test_guidance_over_transformers_caches(name: str, more: dict[str, Any], has_negative: bool) -> None:
+    is_state = name.startswith("Mamba")
+    model, told = (make_states(name), {"return_dict_in_generate": True}) if is_state else (make(name), STATIC)
+    inputs = make_inputs()
+    told = {**told, **NEW, **more, "guidance_scale": 2.0}
+    if has_negative:
+        ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], [9, 8, *[0] * 12], [7, 7, 7, *[0] * 11]])
+        told |= {"negative_prompt_ids": ids, "negative_prompt_attention_mask": ids.ne(0).long()}
+    output = unspool.generate(model, **inputs, **told, native=False)
+    assert "own cache" in output.stats.path_reason
+    free = {**told, "use_cache": False} if is_state else {**told, "cache_implementation": None}
+    expected = unspool.generate(model, **inputs, **free, native=False)
+    assert torch.equal(output.sequences, expected.sequences)
+
+
+@pytest.mark.parametrize(("name", "drafter"), [("gpt2", "lookup"), ("llama", "gpt2"), ("opt", "gpt2")])
+def test_drafts_that_a_static_cache_refuses_give_their_room_back(name: str, drafter: str) -> None:
+    model = make_opt() if name == "opt" else make(name)
+    told: dict[str, Any] = (
+        {"prompt_lookup_num_tokens": 5} if drafter == "lookup" else {"assistant_model": make(drafter)}
+    )
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    expected = unspool.generate(model, ids, **NEW, native=False)
+    output = unspool.generate(model, ids, **NEW, **STATIC, **told, native=False)
+    assert torch.equal(output.sequences, expected)
+    assert output.speculation.accepted[0] < output.speculation.drafted[0]  # so something was refused
+
+
+def make_opt() -> Any:
+    config = transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32)
+    return shake(transformers.OPTForCausalLM(config))
+
+
+def test_drafts_of_several_rows_over_a_static_cache_are_refused_before_the_first_pass() -> None:
+    with pytest.raises(unspool.SettingError, match="has room for the answer's columns alone"):
+        unspool.generate(make("gpt2"), **make_inputs(), **NEW, **STATIC, prompt_lookup_num_tokens=3)
+
+
+def test_attention_weights_of_a_model_of_states_are_refused() -> None:
+    with pytest.raises(unspool.UnsupportedError, match="can't return them"):
+        unspool.generate(make_states("Mamba"), **make_inputs(), output_attentions=True, return_dict_in_generate=True)
+
+
+def test_states_beside_a_negative_prompt_that_is_longer_are_refused() -> None:
+    told = {**NEW, **STATIC, "guidance_scale": 2.0, "output_hidden_states": True}
+    ids = torch.full((1, 13), 5)
+    with pytest.raises(unspool.UnsupportedError, match="would shift the columns"):
+        unspool.generate(make("gpt2"), **make_inputs(), **told, negative_prompt_ids=ids)
+    output = unspool.generate(make("gpt2"), **make_inputs(), **told, negative_prompt_ids=ids[:, :12])
+    assert output.hidden_states[0][0].shape[:2] == (3, 12)

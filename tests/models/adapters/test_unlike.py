@@ -47,8 +47,8 @@ REFUSED: dict[str, dict[str, str]] = {
         "drafts, rows": "reads one token at a time",
         "guidance": "needs `negative_prompt_ids`",
     },
-    "jamba": {"drafts, rows": "keeps states", "guidance": NO_ROWS},
-    "bamba": {"drafts, rows": "keeps states", "guidance": NO_ROWS},
+    "jamba": {"drafts, rows": "keeps states"},
+    "bamba": {"drafts, rows": "keeps states"},
     "llava": {"guidance": NO_ROWS},
     "qwen2_vl": {"guidance": NO_ROWS},
 }
@@ -106,6 +106,22 @@ def test_refused_drafts_leave_no_trace_in_states(name: str) -> None:
     output = unspool.generate(model, ids, **{**settings, "max_new_tokens": 12}, **lookup)
     assert torch.equal(output.sequences[:, : expected.shape[1]], expected)
     assert sum(output.stats.speculation.drafted) > sum(output.stats.speculation.accepted)
+
+
+@pytest.mark.parametrize("name", ["ctrl", "jamba", "bamba"])
+def test_guidance_compares_each_text_with_the_one_after_its_prompts_last_token(name: str) -> None:
+    model, inputs, settings = ask(name, "guidance")
+    width = inputs["input_ids"].shape[1]
+    found = unspool.generate(model, **inputs, **settings)
+    one = {"max_new_tokens": 1, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    texts = inputs["input_ids"]
+    for _ in range(settings["max_new_tokens"]):
+        own, other = (
+            unspool.generate(model, text, attention_mask=torch.ones_like(text), **one).logits[0].log_softmax(-1)
+            for text in (texts, texts[:, width - 1 :])
+        )
+        texts = torch.cat((texts, (other + 1.5 * (own - other)).argmax(-1, keepdim=True)), dim=1)
+    assert torch.equal(found, texts)
 
 
 def make_table() -> str:

@@ -35,6 +35,7 @@ class Description:
     rotation: Rotation | None = None
     asks_for_mask: bool = False  # without a mask it looks for padding, which synchronises with the device
     can_switch: bool = False  # attention weights are available by switching its attention implementation
+    attends_itself: bool = True  # by code of its own, which may view keys as those that transformers joins allow
     # Of keys and of values, by layer, where they differ: our caches hold both in the wider one. Passes find them out.
     widths: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -52,7 +53,7 @@ def describe(model: Any) -> Description:
     mask_names: dict[LayerKind, str] = {}
     if len(set(kinds)) > 1:
         mask_names = {kind: name for name, kind in KIND_NAMES.items()}
-    can_switch = "ALL_ATTENTION_FUNCTIONS" in names["all"]  # chosen at every call from the config
+    can_switch = _can_switch(model, config)
     can = {"hidden_states", "last_states"}
     for capability, is_there in (
         ("inputs_embeds", "inputs_embeds" in arguments),
@@ -73,7 +74,8 @@ def describe(model: Any) -> Description:
         can=frozenset(can),
     )
     asks = "warn_if_padding_and_no_attention_mask" in names["all"]
-    return Description(info, config, arguments, why_aligned, mask_names, rotation, asks, can_switch)
+    attends_itself = not _chooses_attention(model)
+    return Description(info, config, arguments, why_aligned, mask_names, rotation, asks, can_switch, attends_itself)
 
 
 def _describe_pair(model: Any, config: Any) -> Description:
@@ -86,7 +88,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
             f"the decoder of {type(model).__name__} reads its encoder's routing; use its own generate()"
         )
     is_relative = hasattr(config, "relative_attention_num_buckets")
-    can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
+    can_switch = _can_switch(model, config)
     features = _find_features(model)
     can = {"hidden_states", "last_states"} | ({"inputs_embeds"} if features is None else set())
     if can_switch or _name_attention(model) == "eager":
@@ -101,7 +103,8 @@ def _describe_pair(model: Any, config: Any) -> Description:
         features=features,
         can=frozenset(can),
     )
-    return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+    attends_itself = not _chooses_attention(model)
+    return Description(info, config, _find_arguments(model), None, can_switch=can_switch, attends_itself=attends_itself)
 
 
 def describe_half(model: Any) -> Description:
@@ -123,14 +126,15 @@ def describe_loosely(model: Any) -> Description:
     """What is known of a model that is run as its own generate() runs it: nothing is required of its config."""
     config = find_text_config(model)
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
-    can_switch = "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
+    can_switch = _can_switch(model, config)
     sizes = _read_sizes(model, config)
+    weights = set() if "cache_params" in _find_arguments(model) else {"attentions"}  # a model of states attends nowhere
     info = ModelInfo(
         **sizes,
         num_layers=_find_number(config, ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer"), 1),
         num_heads=_find_number(config, ("decoder_attention_heads", "num_attention_heads", "n_head"), 1),
         is_encoder_decoder=is_pair,
-        can=frozenset({"hidden_states", "last_states", "inputs_embeds", "attentions", "early_logits"}),
+        can=frozenset({"hidden_states", "last_states", "inputs_embeds", "early_logits"} | weights),
     )
     return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
 
@@ -261,12 +265,36 @@ def _find_names(model: Any) -> dict[str, frozenset[str]]:
     everything: set[str] = set()
     masking: set[str] = set()
     for kind in {type(part) for part in model.modules()}:
-        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-        names = set(code.co_names) if code is not None else set()
+        names = set(_find_code_names(kind))
         everything |= names
         if _MASK_MAKER in names:
             masking |= names
     return {"all": frozenset(everything), "masking": frozenset(masking)}
+
+
+def _chooses_attention(model: Any) -> bool:
+    """Whether its attention is one of transformers' functions, chosen at every call from the config."""
+    return "ALL_ATTENTION_FUNCTIONS" in _find_names(model)["all"]
+
+
+def _can_switch(model: Any, config: Any) -> bool:
+    """Whether another attention runs while the config names another one.
+
+    Falcon's own code asks the config too. With sdpa it adds a mask of truth values to the scores when it is to return
+    weights, so that every token sees those that follow it; eager masks are numbers. (Over those it adds ALiBi twice.)
+    """
+    if _chooses_attention(model):
+        return True
+    asks = any(
+        {"_attn_implementation", "scaled_dot_product_attention"} <= set(_find_code_names(kind))
+        for kind in {type(part) for part in model.modules()}
+    )
+    return asks and not _has_alibi(config)
+
+
+def _find_code_names(kind: type) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)  # type: ignore[attr-defined]  # of a module
+    return () if code is None else tuple(code.co_names)
 
 
 def _flattens_masks(model: Any) -> bool:

@@ -64,8 +64,7 @@ class AdapterPass:
     def _show(self, part: Any, layer: int) -> torch.Tensor:
         """Keys (or values) in any form, as a tensor (rows, heads, keys, width)."""
         if isinstance(part, torch.Tensor):
-            # Attention code of a model's own may view keys in other shapes, as those that transformers joins allow.
-            return part if self._description.can_switch else part.contiguous()
+            return part.contiguous() if self._description.attends_itself else part
         if isinstance(part, PackedKeys):
             return part.unpack(self._count_keys(self._kind_of(layer)))
         assert isinstance(part, BranchedKeys)

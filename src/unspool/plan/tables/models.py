@@ -53,6 +53,11 @@ OF_MODEL = (
             ),
             CallPair(lambda facts: facts.shape.has_embeds, "inputs_embeds have no tokens"),
             CallPair(
+                lambda facts: "whole_prompts" in facts.info.can,
+                "the model runs over transformers' own cache, which predicts after whole prompts alone; leave it out",
+                UnsupportedError,
+            ),
+            CallPair(
                 lambda facts: facts.shape.has_cache, "past_key_values hide the prompt's first part from the model"
             ),
         ),

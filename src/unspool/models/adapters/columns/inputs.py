@@ -20,14 +20,14 @@ class PassInputs:
     def __init__(self, model: Any, description: Description, *, is_pair: bool) -> None:
         self._model, self._description, self._is_pair = model, description, is_pair
         prefix = "decoder_" if is_pair else ""
-        self._managed = (f"{prefix}attention_mask", f"{prefix}position_ids")  # they follow from the columns
+        self.managed = (f"{prefix}attention_mask", f"{prefix}position_ids")  # they follow from the columns
 
     def make(self, cache: ColumnCache, num_asked: int, *, is_first: bool) -> dict[str, Any]:
         """The arguments of a pass over the last `num_asked` columns."""
         columns = cache.columns
         assert columns is not None
         prepare, inputs = self._model.prepare_inputs_for_generation, dict(cache.inputs)
-        mask_name, position_name = self._managed
+        mask_name, position_name = self.managed
         takes_mask = "attention_mask" in self._description.arguments
         if self._is_pair:
             takes_mask = mask_name in cache.first_inputs or not bool(columns.mask.all())
@@ -59,7 +59,7 @@ class PassInputs:
         update = self._model._update_model_kwargs_for_generation
         arguments: dict[str, Any] = {"is_encoder_decoder": self._is_pair, "num_new_tokens": 1}
         types = {name: value for name, value in cache.inputs.items() if name in _TYPES}
-        managed = (*self._managed, *_TYPES)
+        managed = (*self.managed, *_TYPES)
         followed = {name: value for name, value in cache.inputs.items() if name not in managed}
         for _ in range(num_new):  # some models add one column, however many are new
             followed = dict(update(cache.output, followed, **arguments))

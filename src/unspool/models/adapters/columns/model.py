@@ -48,6 +48,7 @@ class CallInputs:
     rows: PreparedRows
     config: Any  # a GenerationConfig of transformers
     source: tuple[Any, str] | None = None  # the encoder's main input and its name; None: there is nothing to encode
+    has_fixed_room: bool = False  # the cache is one of transformers' static ones
     compiling: CompileConfig | None = None
     why: str = ""  # this route is taken
     given: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class ColumnModel(AdaptedModel):
         super().__init__(model, description)
         self.call = call
         self._inputs = PassInputs(model, description, is_pair=self.is_pair)
-        self.info = replace(self.info, why_even=self._explain_even())
+        self.info = replace(self.info, why_even=self._explain_even(), can=self.info.can | {"whole_prompts"})
 
     @property
     def is_pair(self) -> bool:
@@ -117,6 +118,8 @@ class ColumnModel(AdaptedModel):
             asked = self._inputs.make(cache, columns.width, is_first=True).get("input_ids")
             if asked is not None and asked.shape[1] > columns.width:
                 return f"{kind} predicts at a column that it adds itself, once a pass"
+        if self.call.has_fixed_room:  # a token that one row refuses is a masked column of that row
+            return "a static cache of transformers has room for the answer's columns alone"
         return f"{kind} takes no positions" if columns.positions is None else ""
 
     # --- caches --------------------------------------------------------------------------------------
@@ -240,13 +243,10 @@ class ColumnModel(AdaptedModel):
         self, cache: ColumnCache, tokens: torch.Tensor | None, held: list[int], real: list[int], want: Want
     ) -> Forward:
         """Read the call's prompt as it was given; chunks of it wait for the last one."""
-        prompt, lengths = cache.prompt, self._find_lengths(cache)
         rows = len(real)
-        if rows != prompt.mask.shape[0]:
-            raise UnsupportedError(
-                f"{rows} rows are to be read for {prompt.mask.shape[0]} prompts, as guidance does, and "
-                f"{self.call.why}, so its inputs belong to the prompts alone; leave guidance out"
-            )
+        if rows != cache.prompt.mask.shape[0]:
+            self._add_others(cache, tokens, real, want)
+        prompt, lengths = cache.prompt, self._find_lengths(cache)
         stops = [start + count for start, count in zip(held, real, strict=True)]
         if any(stop < length for stop, length in zip(stops, lengths, strict=True)):
             cache.lengths = stops
@@ -266,6 +266,31 @@ class ColumnModel(AdaptedModel):
             if cache.keeps_past and columns.num_read:
                 return self._run(cache, width, want, is_first=False)
         return self._run(cache, columns.width - columns.num_read, want, is_first=True)
+
+    def _add_others(self, cache: ColumnCache, tokens: torch.Tensor | None, real: Sequence[int], want: Want) -> None:
+        """Make the rows that follow the prompts' own a part of what is read: guidance has one for each, of tokens.
+
+        Pieces of a prompt that is read in chunks come whole here: such calls wait for the last one.
+        """
+        own = cache.prompt
+        num_own, rows = own.mask.shape[0], len(real)
+        managed = (*self._inputs.managed, cache.name, "use_cache")
+        extra = sorted(name for name in cache.inputs if name not in managed and cache.inputs[name] is not None)
+        # Models without a cache of keys or states read padding as tokens.
+        heeds_masks = self._name_past() in self.description.arguments and "attention_mask" in self.description.arguments
+        if tokens is None or rows != 2 * num_own or extra or own.num_read or self.is_pair or not heeds_masks:
+            raise UnsupportedError(
+                f"{rows} rows are to be read for {num_own} prompts, as guidance does, and "
+                f"{self.call.why}, so its inputs belong to the prompts alone; leave guidance out"
+            )
+        others = Columns.right_aligned(tokens[num_own:], real[num_own:], counts_positions=own.positions is not None)
+        if max(real[num_own:]) > own.width and (want.hidden_states or want.attentions):
+            raise UnsupportedError(
+                f"a negative prompt of {max(real[num_own:])} tokens would shift the columns of the prompts, which have "
+                f"{own.width}, in the states that are returned, and {self.call.why}; shorten it, or leave "
+                "output_hidden_states and output_attentions out"
+            )
+        cache.prompt = own.join(others)
 
     def _find_lengths(self, cache: ColumnCache) -> list[int]:
         return cache.prompt.lengths

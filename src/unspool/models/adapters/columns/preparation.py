@@ -79,8 +79,18 @@ def prepare_call(
             ids = value if name == "input_ids" else kwargs.pop("input_ids")
             mask = kwargs.get("attention_mask")
         prompt, shown = _lay_out(model, description, ids, mask, kwargs, is_pair)
-    call = CallInputs(prompt, kwargs, _make_rows(prompt, shown, value, name, kwargs, is_pair), config, source, why=why)
+    made = _make_rows(prompt, shown, value, name, kwargs, is_pair)
+    call = CallInputs(prompt, kwargs, made, config, source, has_fixed_room=_has_fixed_room(kwargs, settings), why=why)
     return ColumnModel(model, description, call)
+
+
+def _has_fixed_room(kwargs: Mapping[str, Any], settings: GenerationConfig) -> bool:
+    """Whether a call's cache takes its memory at once."""
+    given = kwargs.get("past_key_values")
+    given = getattr(given, "self_attention_cache", given)
+    if given is not None:
+        return any("Static" in type(layer).__name__ for layer in getattr(given, "layers", ()))
+    return settings.cache_implementation in ("static", "hybrid", "offloaded_static", "offloaded_hybrid")
 
 
 def _lay_out(

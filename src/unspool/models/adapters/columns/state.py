@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from unspool.cache import RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.errors import UnsupportedError
@@ -15,7 +16,7 @@ from unspool.errors import UnsupportedError
 CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
 _WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
-_FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once: what is refused stays, masked
+_FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once, with a count of what is in use
 
 
 @dataclass
@@ -37,6 +38,32 @@ class Columns:
         """Real tokens, one number per row."""
         counts: list[int] = self.mask.sum(dim=-1).tolist()
         return counts
+
+    @classmethod
+    def right_aligned(cls, tokens: torch.Tensor, counts: Sequence[int], *, counts_positions: bool) -> Columns:
+        """Rows of tokens (rows, width), of which the first `counts` are real, moved to the last column."""
+        width = max(counts)
+        column = torch.arange(width, device=tokens.device)
+        first = width - _column(counts, tokens)  # (rows, 1)
+        mask = column >= first
+        ids = tokens.gather(1, (column - first).clamp(min=0)) * mask
+        return cls(ids, mask, (mask.long().cumsum(dim=-1) - 1).clamp(min=0) if counts_positions else None)
+
+    def join(self, others: Columns) -> Columns:
+        """These rows and others below them, all of which end in one column."""
+        width = max(self.width, others.width)
+        parts = [(one, width - one.width, one.mask.shape[0]) for one in (self, others)]
+        ids = torch.cat([F.pad(one.ids, (more, 0)) for one, more, _ in parts])
+        mask = torch.cat([F.pad(one.mask, (more, 0)) for one, more, _ in parts])
+        if self.positions is None or others.positions is None:
+            return Columns(ids, mask, None)
+        lead = self.positions.shape[:-2]
+        known = [
+            F.pad(one.positions, (more, 0)).expand(*lead, rows, width)
+            for one, more, rows in parts
+            if one.positions is not None
+        ]
+        return Columns(ids, mask, torch.cat(known, dim=-2))
 
     def find_last(self) -> torch.Tensor:
         """The column of each row's last real token: (rows,)."""
@@ -110,6 +137,11 @@ class ColumnCache(Cache):
         return always
 
     @property
+    def reads_whole(self) -> bool:
+        """Until the prompt is read: it is one pass over the columns that the caller gave."""
+        return self.columns is None or self.columns.num_read < self.prompt.width
+
+    @property
     def keeps_states(self) -> bool:
         """Whether some layers keep states, which models begin anew with several tokens at once."""
         is_standard = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
@@ -131,14 +163,24 @@ class ColumnCache(Cache):
             return
         columns = self.columns
         columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
-        if self.past is None or self._name_layers() <= _PLAIN_LAYERS:
+        if self.past is None or self._name_layers() <= _PLAIN_LAYERS or self._counts_fixed():
             self._cut(columns, int(columns.find_last().max()) + 1)
         self.lengths = list(lengths)
+
+    def _counts_fixed(self) -> bool:
+        """Whether all layers are fixed ones that count what is in use; releases before 5.18 look at the keys."""
+        layers = getattr(getattr(self.past, "self_attention_cache", self.past), "layers", ())
+        return self._name_layers() <= _FIXED_LAYERS and all(hasattr(layer, "cumulative_length") for layer in layers)
 
     def _cut(self, columns: Columns, width: int) -> None:
         width = max(width, self.prompt.width)
         if self.past is not None and columns.num_read > width:
-            self.past.crop(width - columns.num_read)  # a negative number is how many go, in every release
+            num_cut = columns.num_read - width
+            if self._name_layers() <= _PLAIN_LAYERS:
+                self.past.crop(-num_cut)  # a negative number is how many go, in every release
+            else:
+                for layer in getattr(self.past, "self_attention_cache", self.past).layers:
+                    layer.cumulative_length.sub_(num_cut)  # what is read next is written over them
             columns.num_read = width
         self.inputs = {name: _cut_columns(value, columns.width, width) for name, value in self.inputs.items()}
         columns.cut(width)

@@ -1,0 +1,257 @@
+"""Random calls: a model, prompts with padding and holes, a strategy, processors, stops, caches and outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import torch
+
+from tests.fuzz.beside import models
+from tests.fuzz.beside.models import DECODERS, PAD, PAIRS, STATES, VOCAB, WINDOWS
+
+LONGEST = 9  # columns of a prompt
+SAMPLING = "sampling"
+BEAM_SAMPLING = "beam sampling"
+OWN = ("groups", "forced words", "contrastive", "dola")  # methods that the installed transformers no longer has
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `generate`."""
+
+    model: str
+    seed: int
+    strategy: str
+    ids: list[list[int]]
+    mask: list[list[int]] | None = None
+    embeds: str = "none"  # or "alone", "with ids"
+    settings: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)  # what is made for the call: an assistant, a streamer …
+    attention: str = "sdpa"
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether the model is an encoder-decoder."""
+        return self.model in PAIRS
+
+    @property
+    def returns_dict(self) -> bool:
+        """Whether an output object is asked for."""
+        return bool(self.settings.get("return_dict_in_generate"))
+
+    @property
+    def copies(self) -> int:
+        """Sequences for each row."""
+        return int(self.settings.get("num_return_sequences", 1))
+
+    @property
+    def is_right_padded(self) -> bool:
+        """Whether a decoder's row ends in masked columns, after which transformers goes on from padding."""
+        return not self.is_pair and self.mask is not None and any(row[-1] == 0 for row in self.mask)
+
+    def change(self, **changes: Any) -> Call:
+        """The call with other parts."""
+        return replace(self, **changes)
+
+
+def draw(rng: Random) -> Call:
+    """A call whose parts go together."""
+    name = rng.choice([*DECODERS, *PAIRS, "llama", "gpt2", "t5", "bart"])
+    usual = ["greedy", "greedy", "greedy", SAMPLING, SAMPLING, "beams", "beams", "beams", BEAM_SAMPLING]
+    strategy = rng.choice([*usual, "lookup", "assisted", "guidance", rng.choice(OWN)])
+    if strategy == "dola" and name in PAIRS:
+        strategy = "greedy"
+    ids, mask = _draw_prompts(rng, name, strategy)
+    num_rows = len(ids)
+    settings: dict[str, Any] = rng.choice(
+        [{"max_new_tokens": rng.randint(1, 8)}] * 6 + [{"max_length": len(ids[0]) + rng.randint(2, 6)}, {}]
+    )
+    if name in PAIRS and "max_length" in settings:
+        settings = {"max_length": rng.randint(3, 9)}
+    settings |= {"do_sample": False}
+    extras: dict[str, Any] = {}
+    _draw_strategy(rng, strategy, num_rows, settings, extras)
+    for processor in rng.sample(sorted(PROCESSORS), rng.choice([0, 0, 1, 1, 2, 3])):
+        settings |= PROCESSORS[processor](rng)
+    if rng.random() < 0.7:
+        settings["eos_token_id"] = rng.choice([EOS_FEW(rng), EOS_MANY(rng)])
+    if rng.random() < 0.15:
+        settings["pad_token_id"] = rng.randrange(VOCAB)
+    _draw_cache(rng, name, strategy, settings)
+    _draw_outputs(rng, settings)
+    _draw_extras(rng, strategy, num_rows, extras)
+    embeds = "none"
+    if rng.random() < 0.15 and strategy not in ("lookup", "assisted", "guidance"):
+        embeds = rng.choice(["alone", "with ids"]) if name not in PAIRS else "alone"
+    if embeds != "none" and name not in PAIRS:
+        for unlike in ("use_cache", "prefill_chunk_size"):  # transformers keeps a cache, and reads ids in chunks
+            settings.pop(unlike, None)
+        if "max_length" in settings:
+            del settings["max_length"]  # transformers counts the columns of embeddings in a way of its own
+            settings["max_new_tokens"] = 4
+    attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
+    if name in STATES:
+        settings.pop("output_attentions", None)
+    if name == "falcon_alibi":  # transformers' eager attention adds the biases twice
+        settings.pop("output_attentions", None)
+        attention = "sdpa"
+    return Call(name, rng.randrange(3), strategy, ids, mask, embeds, settings, extras, attention)
+
+
+def EOS_FEW(rng: Random) -> Any:  # noqa: N802
+    return rng.choice([models.EOS, [models.EOS, rng.randrange(3, VOCAB)]])
+
+
+def EOS_MANY(rng: Random) -> Any:  # noqa: N802
+    return sorted(rng.sample(range(1, VOCAB), 25))
+
+
+def _draw_ids(rng: Random, num: int) -> list[int]:
+    few = [rng.randrange(3, VOCAB) for _ in range(rng.choice([2, 4, 90]))]
+    return [rng.choice(few) for _ in range(num)]
+
+
+def _draw_prompts(rng: Random, name: str, strategy: str) -> tuple[list[list[int]], list[list[int]] | None]:
+    num_rows = 1 if strategy in ("lookup", "assisted") and rng.random() < 0.8 else rng.choice([1, 1, 2, 3])
+    width = rng.randint(1, LONGEST)
+    layout = rng.choice(["plain", "plain", "left", "left", "right", "holes", "no mask", "left, no mask"])
+    if name in PAIRS and (layout.startswith("left") or layout == "holes"):
+        layout = "right"  # an encoder of transformers counts masked columns as positions
+    if name == "mpt" and layout == "holes":
+        layout = "left"  # its biases count masked columns
+    if name in STATES and layout in ("right", "holes"):
+        layout = "left"  # a state passes over masked columns in a way of its own
+    if name in WINDOWS and layout in ("holes", "right"):
+        layout = "left"  # transformers' windows count masked columns too
+    ids, mask = [], []
+    for row in range(num_rows):
+        length = width if row == 0 else rng.randint(1, width)
+        if layout in ("left", "left, no mask"):
+            seen = [0] * (width - length) + [1] * length
+        elif layout == "right":
+            seen = [1] * length + [0] * (width - length)
+        elif layout == "holes":
+            seen = [int(rng.random() < 0.7) for _ in range(width)]
+            seen[-1] = 1
+        else:
+            seen = [1] * width
+        tokens = _draw_ids(rng, width)
+        ids.append([token if kept else PAD for token, kept in zip(tokens, seen, strict=True)])
+        mask.append(seen)
+    return ids, None if layout.endswith("no mask") else mask
+
+
+def _draw_strategy(rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any]) -> None:
+    if strategy in (SAMPLING, BEAM_SAMPLING):
+        settings |= {"do_sample": True, "top_k": rng.choice([0, 1, 5, 40])}
+        for name in rng.sample(sorted(CUTS), rng.choice([0, 1, 2])):
+            settings |= CUTS[name](rng)
+    if strategy in ("beams", BEAM_SAMPLING, "forced words"):
+        settings["num_beams"] = rng.randint(2, 4)
+    if strategy in ("beams", BEAM_SAMPLING, "groups"):
+        if rng.random() < 0.5:
+            settings["early_stopping"] = rng.choice([True, False, "never"])
+        if rng.random() < 0.5:
+            settings["length_penalty"] = rng.choice([-1.0, 0.0, 0.5, 2.0])
+    if strategy in ("beams", BEAM_SAMPLING, SAMPLING) and rng.random() < 0.4:
+        settings["num_return_sequences"] = rng.randint(2, settings.get("num_beams", 3))
+    if strategy == "groups":
+        settings |= {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": rng.choice([0.5, 2.0])}
+    if strategy == "forced words":
+        settings["force_words_ids"] = [_draw_ids(rng, rng.randint(1, 2))]
+    if strategy == "contrastive":
+        settings |= {"penalty_alpha": rng.choice([0.3, 0.7]), "top_k": rng.randint(2, 5)}
+    if strategy == "dola":
+        settings["dola_layers"] = rng.choice(["low", "high", [1], [0, 2]])
+    if strategy == "lookup":
+        settings |= {"prompt_lookup_num_tokens": rng.randint(1, 5)}
+        if rng.random() < 0.5:
+            settings["max_matching_ngram_size"] = rng.randint(1, 3)
+    if strategy == "assisted":
+        extras["assistant"] = rng.choice(["itself", "another"])
+        if rng.random() < 0.5:
+            settings["num_assistant_tokens"] = rng.randint(1, 6)
+    if strategy == "guidance":
+        settings["guidance_scale"] = rng.choice([0.5, 1.5, 3.0])
+        if rng.random() < 0.5:
+            extras["negative"] = [_draw_ids(rng, rng.randint(1, 5))] * num_rows
+        if rng.random() < 0.2:
+            settings["num_beams"] = 2
+
+
+def _draw_cache(rng: Random, name: str, strategy: str, settings: dict[str, Any]) -> None:
+    roll = rng.random()
+    if roll < 0.1 and strategy not in ("lookup", "assisted"):
+        settings["use_cache"] = False
+    elif roll < 0.3 and name not in STATES:
+        settings["cache_implementation"] = rng.choice(
+            ["dynamic", "static", "static", "offloaded_static", "offloaded"][:3]
+        )
+    elif roll < 0.4:
+        settings["prefill_chunk_size"] = rng.randint(1, 4)
+
+
+def _draw_outputs(rng: Random, settings: dict[str, Any]) -> None:
+    if rng.random() < 0.6:
+        settings["return_dict_in_generate"] = True
+        for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+            if rng.random() < 0.35:
+                settings[name] = True
+
+
+def _draw_extras(rng: Random, strategy: str, num_rows: int, extras: dict[str, Any]) -> None:
+    if rng.random() < 0.1:
+        extras["allowed"] = sorted(rng.sample(range(VOCAB), 40))
+    if rng.random() < 0.1:
+        extras["processor"] = rng.randrange(VOCAB)
+    if rng.random() < 0.1:
+        extras["criterion"] = sorted(rng.sample(range(VOCAB), 12))
+    if num_rows == 1 and strategy in ("greedy", "lookup", "assisted") and rng.random() < 0.3:
+        extras["streamer"] = True
+
+
+PROCESSORS: dict[str, Any] = {
+    "repetition": lambda rng: {"repetition_penalty": rng.choice([0.7, 1.2, 2.0])},
+    "encoder repetition": lambda rng: {"encoder_repetition_penalty": rng.choice([0.8, 1.5])},
+    "n-grams": lambda rng: {"no_repeat_ngram_size": rng.randint(1, 3)},
+    "encoder n-grams": lambda rng: {"encoder_no_repeat_ngram_size": rng.randint(1, 3)},
+    "bad words": lambda rng: {"bad_words_ids": [_draw_ids(rng, rng.randint(1, 3)) for _ in range(rng.choice([1, 20]))]},
+    "suppressed": lambda rng: {"suppress_tokens": sorted(rng.sample(range(VOCAB), 40))},
+    "suppressed first": lambda rng: {"begin_suppress_tokens": sorted(rng.sample(range(VOCAB), 40))},
+    "forced end": lambda rng: {"forced_eos_token_id": rng.randrange(VOCAB)},
+    "forced first": lambda rng: {"forced_bos_token_id": rng.randrange(VOCAB)},
+    "fewest": lambda rng: {"min_new_tokens": rng.randint(1, 6)},
+    "shortest": lambda rng: {"min_length": rng.randint(1, 14)},
+    "decay": lambda rng: {"exponential_decay_length_penalty": (rng.randint(0, 3), rng.choice([0.9, 1.5]))},
+    "bias": lambda rng: {"sequence_bias": [[_draw_ids(rng, rng.randint(1, 2)), rng.choice([-5.0, 4.0])]]},
+    "renormalised": lambda rng: {"renormalize_logits": True},
+    "cleaned": lambda rng: {"remove_invalid_values": True},
+    "watermark": lambda rng: {"watermarking_config": {"greenlist_ratio": 0.4, "bias": 3.0, "context_width": 1}},
+}
+CUTS: dict[str, Any] = {
+    "temperature": lambda rng: {"temperature": rng.choice([0.5, 1.7])},
+    "top_p": lambda rng: {"top_p": rng.choice([0.3, 0.9])},
+    "min_p": lambda rng: {"min_p": rng.choice([0.02, 0.3])},
+    "typical_p": lambda rng: {"typical_p": rng.choice([0.2, 0.8])},
+    "epsilon": lambda rng: {"epsilon_cutoff": rng.choice([0.001, 0.02])},
+    "eta": lambda rng: {"eta_cutoff": rng.choice([0.001, 0.02])},
+    "top_h": lambda rng: {"top_h": rng.choice([0.3, 0.7])},
+    "synthid": lambda rng: {"watermarking_config": {"keys": [11, 5, 7], "ngram_len": 3}},
+}
+
+
+def make_inputs(call: Call, model: Any) -> dict[str, Any]:
+    """The tensors of a call; embeddings are the model's own with something added, so that they are no token's."""
+    ids = torch.tensor(call.ids)
+    given: dict[str, Any] = {"input_ids": ids}
+    if call.mask is not None:
+        given["attention_mask"] = torch.tensor(call.mask)
+    if call.embeds != "none":
+        table = models.make(call.model, call.seed).get_input_embeddings().weight.detach()
+        noise = torch.randn(*ids.shape, table.shape[1], generator=torch.Generator().manual_seed(7))
+        given["inputs_embeds"] = table[ids] + 0.1 * noise
+        if call.embeds == "alone":
+            del given["input_ids"]
+    return given

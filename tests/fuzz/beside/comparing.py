@@ -1,0 +1,195 @@
+"""Two answers compared: tokens, types, shapes, scores, states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.fuzz.beside import models
+from tests.fuzz.beside.calls import BEAM_SAMPLING, Call
+from tests.fuzz.beside.models import STATES
+from tests.fuzz.beside.ways import Answer, count_prompt, run_theirs
+
+ROUNDING = {"atol": 5e-3, "rtol": 2e-3}
+STEPS = ("scores", "logits")
+LAYERS = ("attentions", "decoder_attentions", "cross_attentions", "hidden_states", "decoder_hidden_states")
+WHOLE = ("encoder_attentions", "encoder_hidden_states")
+
+
+def compare(call: Call, theirs: Answer, ours: Answer, *, way: str) -> str | None:
+    """What differs, in a line or two; None where nothing does."""
+    if not _has_type(theirs.output, ours.output, way):
+        return f"returned a {type(ours.output).__name__} for a {type(theirs.output).__name__}"
+    is_free = call.strategy == BEAM_SAMPLING  # drawn in another way, so tokens say nothing
+    if not is_free:
+        if theirs.sequences.tolist() != ours.sequences.tolist():
+            return f"wrote\n  {ours.sequences.tolist()} for\n  {theirs.sequences.tolist()}"
+        if _join(theirs.streamed) != _join(ours.streamed):
+            return f"streamed {ours.streamed} for {theirs.streamed}"
+    if not call.returns_dict:
+        return None
+    is_reference = type(theirs.output).__module__.startswith("transformers.")
+    named, ours_named = ({name for name in one.output if one.output[name] is not None} for one in (theirs, ours))
+    if named != ours_named and is_reference:
+        return f"returned {sorted(ours_named - named)} more and {sorted(named - ours_named)} less"
+    if is_free:
+        return None
+    found = _compare_fields(call, theirs.output, ours.output)
+    if found is None and is_reference and way != "native" and "past_key_values" in named:
+        return _compare_caches(call, theirs.output.past_key_values, ours.output.past_key_values)
+    return found
+
+
+def _join(told: list[Any]) -> list[Any]:
+    """What a streamer was told, token by token: drafts are as long as a drafter likes."""
+    return [one for value in told for one in (value if isinstance(value, list) else [value])]
+
+
+def _has_type(theirs: Any, ours: Any, way: str) -> bool:
+    if type(theirs) is type(ours):
+        return True
+    is_reference = type(theirs).__module__.startswith("transformers.") and way != "native"
+    return isinstance(ours, type(theirs)) if is_reference else type(ours).__name__ == type(theirs).__name__
+
+
+def _compare_fields(call: Call, theirs: Any, ours: Any) -> str | None:
+    for name in ("sequences_scores",):
+        if name in theirs and not _is_near(theirs[name], ours[name]):
+            return f"{name} {ours[name].tolist()} for {theirs[name].tolist()}"
+    if "beam_indices" in theirs and theirs.beam_indices.tolist() != ours.beam_indices.tolist():
+        return f"beam_indices {ours.beam_indices.tolist()} for {theirs.beam_indices.tolist()}"
+    live = _mark_live(call, theirs)
+    for name in STEPS:
+        if name in theirs and (found := _compare_steps(theirs[name], ours[name], live)):
+            return f"{name} {found}"
+    for name in LAYERS if not call.is_right_padded else ():  # whose columns are others: see `turn_round`
+        if name in theirs and (found := _compare_layers(call, theirs[name], ours[name], live)):
+            return f"{name} {found}"
+    for name in WHOLE:
+        if name in theirs and (found := _compare_encoder(call, theirs[name], ours[name])):
+            return f"{name} {found}"
+    return None
+
+
+def _mark_live(call: Call, output: Any) -> list[torch.Tensor]:
+    """For every step, the rows that count: those that have not ended, or that a returned sequence came through."""
+    width = count_prompt(call)
+    steps = output.sequences.shape[1] - width
+    rows = []
+    if "beam_indices" in output:
+        indices = output.beam_indices
+        for step in range(indices.shape[1]):
+            found = indices[:, step]
+            rows.append(found[found >= 0].unique())
+        return rows
+    if call.settings.get("num_beams", 1) > 1:
+        return [torch.zeros(0, dtype=torch.long)] * steps
+    ends = _find_ends(call)
+    live = torch.ones(len(output.sequences), dtype=torch.bool)
+    for step in range(steps):
+        rows.append(live.nonzero()[:, 0])
+        live = live & ~torch.isin(output.sequences[:, width + step], ends)
+    return rows
+
+
+def _find_ends(call: Call) -> torch.Tensor:
+    told = call.settings.get("eos_token_id", 1 if call.model == "t5" else models.EOS)
+    ends = list(told) if isinstance(told, list | tuple) else [told]
+    return torch.tensor(ends + list(call.extras.get("criterion", [])))
+
+
+def _compare_steps(theirs: Any, ours: Any, live: list[torch.Tensor]) -> str | None:
+    if len(theirs) != len(ours):
+        return f"of {len(ours)} steps for {len(theirs)}"
+    for step, (one, other) in enumerate(zip(theirs, ours, strict=True)):
+        if one.shape != other.shape:
+            return f"of step {step} have the shape {list(other.shape)} for {list(one.shape)}"
+        if one.dtype != other.dtype:
+            return f"of step {step} are {other.dtype} for {one.dtype}"
+        if step < len(live) and not _is_near(one[live[step]], other[live[step]]):
+            return f"of step {step}: {_show(one[live[step]], other[live[step]])}"
+    return None
+
+
+def _compare_layers(call: Call, theirs: Any, ours: Any, live: list[torch.Tensor]) -> str | None:
+    if len(theirs) != len(ours):
+        return f"of {len(ours)} steps for {len(theirs)}"
+    for step, (one, other) in enumerate(zip(theirs, ours, strict=True)):
+        if len(one) != len(other):
+            return f"of step {step} have {len(other)} layers for {len(one)}"
+        for layer, (mine, found) in enumerate(zip(one, other, strict=True)):
+            if mine.shape != found.shape:
+                return f"of step {step}, layer {layer} have the shape {list(found.shape)} for {list(mine.shape)}"
+            rows = live[step] if step < len(live) else live[-1][:0]
+            column = slice(-1, None)  # of the last token alone: the others may be padding
+            if mine.dim() == 4:
+                near = _is_near(mine[rows, :, column], found[rows, :, column])
+            else:
+                near = _is_near(mine[rows, column], found[rows, column])
+            if not near:
+                return f"of step {step}, layer {layer} differ"
+    return None
+
+
+def _compare_encoder(call: Call, theirs: Any, ours: Any) -> str | None:
+    if [list(one.shape) for one in theirs] != [list(one.shape) for one in ours]:
+        return f"have the shapes {[list(one.shape) for one in ours]} for {[list(one.shape) for one in theirs]}"
+    if theirs[0].dim() == 4 or call.mask is None:
+        return None
+    seen = torch.tensor(call.mask).bool()
+    copies = len(theirs[0]) // len(seen)
+    seen = seen.repeat_interleave(copies, dim=0)
+    near = all(_is_near(one[seen], other[seen]) for one, other in zip(theirs, ours, strict=True))
+    return None if near else "differ"
+
+
+def _compare_caches(call: Call, theirs: Any, ours: Any) -> str | None:
+    if not isinstance(ours, type(theirs)):
+        return f"past_key_values are a {type(ours).__name__} for a {type(theirs).__name__}"
+    if call.model not in STATES and int(theirs.get_seq_length()) != int(ours.get_seq_length()):
+        return f"past_key_values hold {ours.get_seq_length()} positions for {theirs.get_seq_length()}"
+    return None
+
+
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return torch.allclose(one.double(), other.double(), **ROUNDING)
+
+
+def _show(one: torch.Tensor, other: torch.Tensor) -> str:
+    unlike = ~torch.isclose(one.double(), other.double(), **ROUNDING)
+    places = unlike.nonzero()[:4].tolist()
+    values = [(place, float(other[tuple(place)]), float(one[tuple(place)])) for place in places]
+    return f"{int(unlike.sum())} values differ, as (place, ours, theirs) {values}"
+
+
+def is_near_tie(call: Call, theirs: Answer, ours: Answer) -> bool:
+    """Whether transformers itself writes something else where numbers are rounded otherwise."""
+    exact = run_theirs(call, models.make_exact(call.model, call.seed), ours)
+    if exact.error is not None or exact.sequences.tolist() != theirs.sequences.tolist():
+        return exact.error is None
+    for alike in (call.change(attention="eager"), call.change(settings={**call.settings, "use_cache": False})):
+        found = run_theirs(alike, None, ours)
+        if found.error is None and found.sequences.tolist() == ours.sequences.tolist():
+            return True
+    return _has_thin_margin(call, ours)
+
+
+def _has_thin_margin(call: Call, ours: Answer) -> bool:
+    """Whether the best two scores of a greedy step, or of the sequences of a search, lie close together."""
+    beams = call.settings.get("num_beams", 1)
+    told = {"return_dict_in_generate": True, "output_scores": True}
+    found = run_theirs(call.change(settings={**call.settings, **told}), None, ours)
+    if found.error is not None or call.settings.get("do_sample"):
+        return False
+    if beams == 1:
+        gaps = [step.topk(2).values for step in found.output.scores]
+        return any(float((gap[:, 0] - gap[:, 1]).min()) < 1e-3 for gap in gaps)
+    for step in found.output.scores:
+        best = step.topk(min(2 * beams, step.shape[-1])).values
+        gap = (best[:, :-1] - best[:, 1:]).nan_to_num(1.0, 1.0, 1.0)
+        if float(gap.min()) < 1e-4:
+            return True
+    return False

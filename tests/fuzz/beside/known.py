@@ -1,0 +1,63 @@
+"""What differs by design: each with its reason, most of them in tests/conformance/differences.md."""
+
+from __future__ import annotations
+
+import re
+
+from tests.fuzz.beside.calls import OWN, Call
+from tests.fuzz.beside.models import WINDOWS
+
+# What transformers refuses or fails at, and ours does.
+MORE = (
+    "assisted generate is only supported for batch_size = 1",
+    "assisted generate is not supported with Static cache",
+    "assisted generation is not supported with stateful models",
+    "Cannot use prefill chunking without a cache",
+    "'Mamba.*Output' object has no attribute 'attentions'",
+    "Passing both `cache_implementation` .* and `past_key_values`",  # of the assistant, in its own code
+)
+# What ours refuses because it would be without effect, or can't be; transformers warns, or ignores it.
+REFUSED = (
+    "`forced_bos_token_id`=.* forces the second token of a text",
+    "`min_(length|new_tokens)`=.* asks for more than a row can get",
+    "an encoder must read something in place of the prompt",
+    "it compares with tokens that were read, and there are none",
+    "`prefill_chunk_size` reads the prompt in pieces and `output_.*` returns",
+    "would shift the columns of the prompts",
+    "no token is left to choose",  # transformers takes the first token of the vocabulary then
+    "drafts that one row of several refuses can't be left out",
+    "an encoder's states are returned in the columns that it was given, so its inputs belong to the prompts alone",
+)
+
+
+def has_no_reference(call: Call) -> bool:
+    """Whether transformers has no answer to compare with: a method that it dropped, or one that it gets wrong."""
+    if call.strategy == "guidance":
+        return call.is_pair or call.settings.get("num_beams", 1) > 1  # whose other rows do not follow the beams
+    reads_source = any(name.startswith("encoder_") for name in call.settings)
+    if reads_source and (call.embeds != "none" or call.settings.get("num_beams", 1) > 1):
+        return True  # it compares with the embeddings' numbers, and with the prompts of other beams
+    return call.strategy in OWN
+
+
+def can_more(call: Call, error: BaseException) -> bool:
+    """Whether transformers' refusal is of something that ours has on purpose."""
+    return any(re.search(pattern, f"{type(error).__name__}: {error}") for pattern in MORE)
+
+
+def refuses(call: Call, way: str, error: BaseException) -> bool:
+    """Whether our refusal is on purpose."""
+    return any(re.search(pattern, str(error)) for pattern in REFUSED)
+
+
+def differs(call: Call, way: str, found: str) -> bool:
+    """Whether a difference is on purpose."""
+    cuts_keys = call.model in WINDOWS or call.settings.get("cache_implementation") == "static"
+    if cuts_keys and re.search(r"attentions of step \d+, layer \d+ have the shape", found):
+        return True  # ours are over all columns of the text, transformers' over what its cache has memory for
+    if "positions for" in found and ("negative" in call.extras or call.settings.get("num_beams", 1) > 1):
+        return True  # the longer prompt's columns; and native beams that have all ended hold nothing
+    is_drafted = call.strategy in ("lookup", "assisted")
+    if is_drafted and ("attentions" in found or "hidden_states" in found):
+        return True  # ours are those of the call without drafts; transformers cuts its passes at other tokens
+    return "watermarking_config" in call.settings and "-inf, -3.40" in found

@@ -1,0 +1,140 @@
+"""One call tried in every way, made smaller while it still differs, and written as a script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tests.fuzz.beside import known
+from tests.fuzz.beside.calls import Call
+from tests.fuzz.beside.comparing import compare, is_near_tie
+from tests.fuzz.beside.ways import WAYS, Answer, count_prompt, run_ours, run_theirs
+
+SHRINK_SECONDS = 3.0  # of CPU time
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A difference: the way of ours, its kind, and what differs."""
+
+    way: str
+    kind: str
+    details: str
+
+    def __str__(self) -> str:
+        return f"{self.way}, {self.kind}: {self.details}"
+
+
+def try_call(call: Call) -> list[Unlike]:
+    """The differences between transformers and ours that are not known.
+
+    Methods that the installed transformers has not are compared between our own ways.
+    """
+    ours = {way: answer for way in WAYS if (answer := run_ours(call, way)) is not None}
+    raised = {way: answer.error for way, answer in ours.items() if answer.error is not None and not answer.is_ours}
+    if raised:
+        return [Unlike(way, "raised", f"{type(error).__name__}: {error}") for way, error in raised.items()]
+    sound = next((answer for answer in ours.values() if answer.error is None), None)
+    theirs = None if known.has_no_reference(call) else _ask(call, sound)
+    if theirs is not None and theirs.error is not None:
+        if sound is not None and not known.can_more(call, theirs.error):
+            return [Unlike("all", "not refused", f"{type(theirs.error).__name__}: {theirs.error}")]
+        theirs = None
+    if theirs is None:
+        if sound is None:
+            return []
+        theirs = sound
+    found = {way: _find_unlike(call, way, theirs, answer) for way, answer in ours.items() if answer is not theirs}
+    return [unlike for unlike in found.values() if unlike is not None]
+
+
+def _find_unlike(call: Call, way: str, theirs: Answer, answer: Answer) -> Unlike | None:
+    if answer.error is not None:
+        return None if known.refuses(call, way, answer.error) else Unlike(way, "refused", str(answer.error))
+    found = compare(call, theirs, answer, way=way)
+    if found is None or known.differs(call, way, found):
+        return None
+    if theirs.sequences.tolist() != answer.sequences.tolist() and is_near_tie(call, theirs, answer):
+        return None
+    return Unlike(way, "differs", found)
+
+
+def _ask(call: Call, ours: Answer | None) -> Answer:
+    """transformers' answer. Of prompts that are padded on the right, that to the same prompts padded on the left."""
+    if not call.is_right_padded:
+        return run_theirs(call, None, ours)
+    theirs = run_theirs(turn_round(call), None, ours)
+    if theirs.error is None:
+        width = count_prompt(call)
+        theirs.sequences[:, :width] = torch.tensor(call.ids)[:, :width].repeat_interleave(call.copies, dim=0)
+    return theirs
+
+
+def turn_round(call: Call) -> Call:
+    """The call with each row's real tokens moved to the right."""
+    assert call.mask is not None
+    rows = [list(zip(*row, strict=True)) for row in zip(call.ids, call.mask, strict=True)]
+    turned = [sorted(row, key=lambda column: column[1]) for row in rows]
+    return call.change(
+        ids=[[token for token, _ in row] for row in turned], mask=[[seen for _, seen in row] for row in turned]
+    )
+
+
+def shrink(call: Call, unlike: Unlike) -> tuple[Call, Unlike]:
+    """A smaller call with a difference of the same kind."""
+    deadline = time.process_time() + SHRINK_SECONDS
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for smaller in _list_smaller(call):
+            if time.process_time() > deadline:
+                return call, unlike
+            alike = [one for one in try_call(smaller) if (one.way, one.kind) == (unlike.way, unlike.kind)]
+            if alike:
+                call, unlike, is_smaller = smaller, alike[0], True
+                break
+    return call, unlike
+
+
+def _list_smaller(call: Call) -> Iterator[Call]:
+    for name in call.extras:
+        yield replace(call, extras={key: value for key, value in call.extras.items() if key != name})
+    for name in call.settings:
+        if name not in ("do_sample", "max_new_tokens"):
+            yield replace(call, settings={key: value for key, value in call.settings.items() if key != name})
+    if len(call.ids) > 1:
+        for row in range(len(call.ids)):
+            kept = [other for other in range(len(call.ids)) if other != row]
+            mask = None if call.mask is None else [call.mask[other] for other in kept]
+            extras = dict(call.extras)
+            if "negative" in extras:
+                extras["negative"] = [extras["negative"][other] for other in kept]
+            yield replace(call, ids=[call.ids[other] for other in kept], mask=mask, extras=extras)
+    if call.mask is not None and all(all(row) for row in call.mask):
+        yield replace(call, mask=None)
+    if call.embeds != "none":
+        yield replace(call, embeds="none")
+    if call.attention == "eager" and not call.settings.get("output_attentions"):
+        yield replace(call, attention="sdpa")
+    if call.settings.get("max_new_tokens", 1) > 1:
+        yield replace(call, settings={**call.settings, "max_new_tokens": call.settings["max_new_tokens"] - 1})
+
+
+def write_script(call: Call) -> str:
+    """A program that shows the difference, to be run in the repository's root."""
+    parts: dict[str, Any] = {"ids": call.ids, "mask": call.mask, "embeds": call.embeds, "settings": call.settings}
+    parts |= {"extras": call.extras, "attention": call.attention}
+    told = "\n".join(f"    {name}={value!r}," for name, value in parts.items())
+    return (
+        "from tests.fuzz.beside.calls import Call\n"
+        "from tests.fuzz.beside.ways import WAYS, run_ours, run_theirs\n"
+        f"call = Call(\n    model={call.model!r}, seed={call.seed}, strategy={call.strategy!r},\n{told}\n)\n"
+        "answers = {way: run_ours(call, way) for way in WAYS}\n"
+        "ours = next((one for one in answers.values() if one is not None and one.error is None), None)\n"
+        'for name, answer in {"transformers": run_theirs(call, None, ours), **answers}.items():\n'
+        '    print(name, "none" if answer is None else answer.error or answer.output, sep="\\n")\n'
+    )

@@ -1,0 +1,175 @@
+"""One call, made by transformers' own `generate` and by ours: natively, over an object, and by an object's forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+import unspool
+from tests.fuzz.beside import models
+from tests.fuzz.beside.calls import SAMPLING, Call, make_inputs
+from unspool.errors import UnspoolError
+
+WAYS = ("native", "object", "adapter")
+SEED = 1234
+
+
+@dataclass
+class Answer:
+    """What a way gave: an output or an error, and what a streamer was told."""
+
+    output: Any = None
+    error: BaseException | None = None
+    streamed: list[Any] = field(default_factory=list)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether an error is one of unspool's own."""
+        return isinstance(self.error, UnspoolError)
+
+    @property
+    def sequences(self) -> torch.Tensor:
+        """The token ids."""
+        found: torch.Tensor = self.output if isinstance(self.output, torch.Tensor) else self.output.sequences
+        return found
+
+
+class Recorder(transformers.generation.streamers.BaseStreamer):
+    """A streamer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        """A prompt, a token, or with a drafter several, which transformers puts as a row of one: (1, tokens)."""
+        self.told.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        """The end."""
+        self.told.append("end")
+
+
+def add_bias(token: int) -> Any:
+    """A processor of a caller's own."""
+
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        scores[:, token] += 2.0 + 0.1 * input_ids.shape[1]
+        return scores
+
+    return process
+
+
+def stop_at(tokens: list[int]) -> Any:
+    """A criterion of a caller's own: the row ends with one of the tokens."""
+
+    def criterion(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.isin(input_ids[:, -1], torch.tensor(tokens))
+
+    return criterion
+
+
+def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, Any], Recorder | None]:
+    """The keyword arguments of a call, and its streamer."""
+    given = {**make_inputs(call, model), **call.settings}
+    streamer = Recorder() if "streamer" in call.extras else None
+    if streamer is not None:
+        given["streamer"] = streamer
+    if "allowed" in call.extras:
+        given["prefix_allowed_tokens_fn"] = lambda row, ids: call.extras["allowed"]
+    if "processor" in call.extras:
+        given["logits_processor"] = transformers.LogitsProcessorList([add_bias(call.extras["processor"])])
+    if "criterion" in call.extras:
+        given["stopping_criteria"] = transformers.StoppingCriteriaList([stop_at(call.extras["criterion"])])
+    if "negative" in call.extras:
+        given["negative_prompt_ids"] = torch.tensor(call.extras["negative"])
+    if "assistant" in call.extras:
+        given["assistant_model"] = assistant
+    if isinstance(mark := given.get("watermarking_config"), dict):
+        kind = "SynthIDTextWatermarkingConfig" if "keys" in mark else "WatermarkingConfig"
+        given["watermarking_config"] = getattr(transformers, kind)(**mark)
+    return given, streamer
+
+
+def run_ours(call: Call, way: str) -> Answer | None:
+    """A call by one of `WAYS`; None where there is no native model."""
+    other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
+    if way == "native":
+        model, assistant = models.load(call.model, call.seed), models.load(call.model, other)
+        if model is None:
+            return None
+    else:
+        model = models.make_again(call.model, call.seed, call.attention)
+        assistant = model if other == call.seed else models.make_again(call.model, other, call.attention)
+    given, streamer = make_arguments(call, model, assistant)
+    if way != "native":
+        given["native"] = way == "object"
+    if call.settings.get("do_sample"):
+        given["seed"] = SEED
+    try:
+        output = unspool.generate(model, **given)
+    except Exception as error:
+        return Answer(error=error)
+    return Answer(output, streamed=[] if streamer is None else streamer.told)
+
+
+@dataclass
+class Drawn:
+    """Tokens that ours drew, which transformers is made to draw too."""
+
+    tokens: torch.Tensor  # (rows, steps)
+    step: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def __call__(self, probs: torch.Tensor, num_samples: int, **kwargs: Any) -> torch.Tensor:
+        step, self.step = self.step, self.step + 1
+        if step >= self.tokens.shape[1] or num_samples != 1 or len(probs) != len(self.tokens):
+            return probs.argmax(-1, keepdim=True)
+        return self.tokens[:, step : step + 1]
+
+
+@contextmanager
+def drawing(drawn: Drawn | None) -> Iterator[None]:
+    """Inside it, torch draws what it is told to."""
+    own = torch.multinomial
+    if drawn is not None:
+        torch.multinomial = drawn
+    try:
+        yield
+    finally:
+        torch.multinomial = own
+
+
+def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Answer:
+    """A call by transformers; where tokens are drawn, with the draws of ours."""
+    attention = "eager" if call.settings.get("output_attentions") else call.attention
+    other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
+    told, model = model, models.make(call.model, call.seed, attention) if model is None else model
+    assistant = model if other == call.seed else models.make(call.model, other, attention)
+    given, streamer = make_arguments(call, model, assistant)
+    if told is not None:
+        given = {name: _to_double(value) for name, value in given.items()}
+    drawn = None
+    if call.strategy == SAMPLING and ours is not None and ours.error is None:
+        drawn = Drawn(ours.sequences[:, count_prompt(call) :])
+    torch.manual_seed(0)
+    try:
+        with drawing(drawn):
+            output = model.generate(**given)
+    except Exception as error:
+        return Answer(error=error)
+    return Answer(output, streamed=[] if streamer is None else streamer.told)
+
+
+def count_prompt(call: Call) -> int:
+    """The columns of the sequences that are no answer."""
+    return 1 if call.is_pair else 0 if call.embeds == "alone" else len(call.ids[0])
+
+
+def _to_double(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
