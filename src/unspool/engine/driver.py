@@ -226,7 +226,7 @@ class Driver:
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
             if isinstance(task, PlainTask) and number not in read:
-                jobs.append((number, PassJob(task.next_ask(columns))))
+                jobs.append((number, PassJob(task.next_ask(columns), task.is_greedy)))
         return jobs + self._specials.list_jobs(turn.reads)
 
     def _take(self, number: int, job: PassJob) -> None:
