@@ -67,6 +67,21 @@ def test_requests_that_come_together_are_read_together(monkeypatch: pytest.Monke
         assert engine.stats.passes == 3
 
 
+def test_an_idle_engine_waits_for_what_is_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "_LONGEST_WAIT", 20.0)
+    with make_engine(make_lm()) as engine:
+        with engine.expecting():
+            first = engine.submit([3, 4], max_new_tokens=3, eos_token_id=None)
+            time.sleep(0.2)  # many times what it waits for those whom it does not expect
+            assert engine.stats.passes == 0
+            second = engine.submit([5, 4], max_new_tokens=3, eos_token_id=None)
+        assert len(first.result(30).token_ids[0]) == len(second.result(30).token_ids[0]) == 3
+        assert engine.stats.passes == 3
+        with engine.expecting():  # somebody who runs meanwhile is not held up
+            monkeypatch.setattr(inbox, "_LONGEST_WAIT", 0.01)
+            assert len(engine.submit([3, 4], max_new_tokens=3, eos_token_id=None).result(30).token_ids[0]) == 3
+
+
 def test_plain_rows_share_processors_and_passes(lm: unspool.LanguageModel) -> None:
     model = Slow()
     lm = make_lm(model)
