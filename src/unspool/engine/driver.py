@@ -118,7 +118,8 @@ class Driver:
                 while self.inbox.wait(is_busy=bool(self._tasks)):
                     if self._reading is not None and not self._reading.query():
                         self.inbox.gather(self.scheduler.count_unread())
-                    with between_passes(self._model, len(self._tasks)):
+                    num_rows = min(len(self._tasks), self.scheduler.limits.max_rows)  # others wait in the queue
+                    with between_passes(self._model, num_rows):
                         self._turn()
         except BaseException as death:
             error = death
