@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
 import unspool
 from tests.engine.fakes import ENDLESS, Slow, make_engine, make_lm
-from unspool.engine import inbox
+from unspool.engine import driver, inbox
 
 
 def test_generate_in_order_and_as_they_finish(lm: unspool.LanguageModel, engine: unspool.Engine) -> None:
@@ -65,6 +66,36 @@ def test_requests_that_come_together_are_read_together(monkeypatch: pytest.Monke
         for request in requests:
             request.result(30)
         assert engine.stats.passes == 3
+
+
+def test_an_idle_engine_waits_for_what_is_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "_LONGEST_WAIT", 20.0)
+    with make_engine(make_lm()) as engine:
+        with engine.expecting():
+            first = engine.submit([3, 4], max_new_tokens=3, eos_token_id=None)
+            time.sleep(0.2)  # many times what it waits for those whom it does not expect
+            assert engine.stats.passes == 0
+            second = engine.submit([5, 4], max_new_tokens=3, eos_token_id=None)
+        assert len(first.result(30).token_ids[0]) == len(second.result(30).token_ids[0]) == 3
+        assert engine.stats.passes == 3
+        with engine.expecting():  # somebody who runs meanwhile is not held up
+            monkeypatch.setattr(inbox, "_LONGEST_WAIT", 0.01)
+            assert len(engine.submit([3, 4], max_new_tokens=3, eos_token_id=None).result(30).token_ids[0]) == 3
+
+
+def test_requests_in_the_queue_are_not_counted_as_rows_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many rows torch's operators get all threads, which spin on the library's cores afterwards."""
+    seen: list[int] = []
+
+    def note(_: object, num_rows: int) -> AbstractContextManager[None]:
+        seen.append(num_rows)
+        return nullcontext()
+
+    monkeypatch.setattr(driver, "between_passes", note)
+    with make_engine(make_lm(), max_rows=4) as engine:
+        requests = [engine.submit([3 + place % 19], max_new_tokens=3, eos_token_id=None) for place in range(40)]
+        assert all(len(request.result(30).token_ids[0]) == 3 for request in requests)
+    assert max(seen) == 4
 
 
 def test_plain_rows_share_processors_and_passes(lm: unspool.LanguageModel) -> None:

@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from tests.server.running import Broken, RunningServer, Slow, make_fake_lm
+from unspool.engine import inbox
+from unspool.server import generating
 from unspool.server.sse import EventStream
 
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
@@ -171,6 +173,30 @@ def test_many_streams_at_once_are_each_what_they_are_alone() -> None:
     with RunningServer({"fake": lm}, max_rows=16, requests=400) as server:
         assert asyncio.run(main(server.address)) == [alone[prompt] for prompt in prompts]
         server.wait_until_idle()
+
+
+def test_requests_that_come_together_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is submitted at once, the other takes its time to be prepared: an idle engine waits for it."""
+    monkeypatch.setattr(inbox, "_LONGEST_WAIT", 20.0)
+    monkeypatch.setattr(inbox, "_QUIET", 0.5)
+    submit = generating._submit
+
+    def submit_late(state: Any, dialect: Any, served: Any, body: dict[str, Any], record: Any) -> Any:
+        time.sleep(2.0 if body["prompt"] == "the cat" else 0.0)
+        return submit(state, dialect, served, body, record)
+
+    monkeypatch.setattr(generating, "_submit", submit_late)
+    with RunningServer({"fake": make_fake_lm()}) as server:
+        bodies = [{"prompt": text, "max_tokens": 4, "ignore_eos": True} for text in ("the cat", "hello")]
+
+        async def main() -> None:
+            async with httpx.AsyncClient(base_url=server.address, timeout=60) as client:
+                answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+                assert [answer.status_code for answer in answers] == [200, 200]
+
+        asyncio.run(main())
+        engine = server.state.models.find("fake").engine
+        assert engine is not None and engine.stats.passes == 4
 
 
 def test_a_drain_lets_requests_end_and_takes_no_others() -> None:

@@ -21,10 +21,23 @@ class Step:
     """What a step's rows are chosen from."""
 
     rows: Rows
-    logits: torch.Tensor  # (rows, vocab), float32
-    likeliest: torch.Tensor | None  # (rows,), where the pass found it for all rows
+    parts: Sequence[torch.Tensor]  # what passes returned for one part of the rows after the other: (some, vocab)
+    likeliest: torch.Tensor | None  # (rows,), where the passes found it for all rows
+    _logits: torch.Tensor | None = None
     _uniforms: dict[int, torch.Tensor] = field(default_factory=dict)
     _history: torch.Tensor | None = None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """What is chosen from (rows, vocab), as float32; made if somebody asks, since greedy rows do not."""
+        if self._logits is None:
+            self._logits = (self.parts[0] if len(self.parts) == 1 else torch.cat(list(self.parts))).float()
+        return self._logits
+
+    @property
+    def device(self) -> torch.device:
+        """Where it takes place."""
+        return self.parts[0].device
 
     def history(self) -> torch.Tensor:
         """The rows' tokens, looked up once for all chains."""
@@ -85,9 +98,11 @@ class Chain:
         return True
 
     def keep(self, moved: dict[int, int]) -> bool:
-        """Follow rows that stay, by the place each moves to; whether any is left."""
+        """Follow rows that stay, by the place each moves to; whether any is left. Its rows are put in the order of
+        their places: then those of a chain that has all rows are what a pass returns, and nothing is picked."""
         staying = [at for at, place in enumerate(self.places) if place in moved]
-        if len(staying) < len(self.places):
+        staying.sort(key=lambda at: moved[self.places[at]])
+        if self.processors and staying != list(range(len(self.places))):
             self._follow(self.processors.select_rows(torch.tensor(staying, dtype=torch.int64)))
         self.places = [moved[self.places[at]] for at in staying]
         self._follow_places()
@@ -173,7 +188,7 @@ class JoinedDraw:
     def choose(self, step: Step) -> torch.Tensor:
         """The tokens of the rows at its `places`."""
         if self._index is None:
-            self._index = send(self.places, step.logits.device)
+            self._index = send(self.places, step.device)
         scores = step.logits.index_select(0, self._index)
         first = 0
         for chain in self.chains:

@@ -118,7 +118,8 @@ class Driver:
                 while self.inbox.wait(is_busy=bool(self._tasks)):
                     if self._reading is not None and not self._reading.query():
                         self.inbox.gather(self.scheduler.count_unread())
-                    with between_passes(self._model, len(self._tasks)):
+                    num_rows = min(len(self._tasks), self.scheduler.limits.max_rows)  # others wait in the queue
+                    with between_passes(self._model, num_rows):
                         self._turn()
         except BaseException as death:
             error = death
@@ -226,7 +227,7 @@ class Driver:
         for number, columns in turn.reads.items():
             task = self._tasks.get(number)
             if isinstance(task, PlainTask) and number not in read:
-                jobs.append((number, PassJob(task.next_ask(columns))))
+                jobs.append((number, PassJob(task.next_ask(columns), task.is_greedy)))
         return jobs + self._specials.list_jobs(turn.reads)
 
     def _take(self, number: int, job: PassJob) -> None:

@@ -136,6 +136,11 @@ class Engine:
         with self._driver.inbox.asking(), self._beside():
             return self._submit(prompt, priority, deadline, tenant, streamer, settings)
 
+    def expecting(self) -> AbstractContextManager[None]:
+        """Around what prepares a request and submits it: an engine that is idle waits for it, for up to 30 ms, so that
+        prompts which come together are read together."""
+        return self._driver.inbox.expecting()
+
     def _beside(self) -> AbstractContextManager[Any]:
         """What a caller's thread does on a GPU must not wait for the passes that are under way there."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

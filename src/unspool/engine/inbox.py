@@ -31,7 +31,7 @@ class Inbox:
         self._incoming: deque[Task] = deque()
         self._cancelled: deque[int] = deque()
         self._num_tokens = 0  # of the incoming prompts
-        self._num_asking = 0  # threads that are about to submit
+        self._num_asking = 0  # those who are about to submit
         self._is_gathering = False
         self._is_free = threading.Event()  # nothing is being launched
         self._is_free.set()
@@ -48,9 +48,15 @@ class Inbox:
     # --- who submits -------------------------------------------------------------------------------------------
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Somebody is about to submit a request."""
+        """Somebody submits a request."""
         if not self._is_free.is_set() and threading.get_ident() != self._holder:
             self._is_free.wait(_LONGEST_HOLD)
+        with self.expecting():
+            yield
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Somebody is about to submit a request: an idle engine waits for it before it begins."""
         with self.changed:
             self._num_asking += 1
         try:

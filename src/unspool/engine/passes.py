@@ -22,6 +22,9 @@ class PassJob:
     """One ask, and what came of it: an answer or an error."""
 
     ask: Ask
+    # Its logits are read before the next turn, without changing them: beside a step of which that is true too they may
+    # be made where the last ones were.
+    is_brief: bool = False
     forward: Forward | None = None
     error: Exception | None = None
 
@@ -122,7 +125,8 @@ class Passes:
         for job, part in zip(jobs, tokens, strict=True):
             counts += job.ask.counts if job.ask.counts is not None else [part.shape[1]] * part.shape[0]
         filled = [part if part.shape[1] == width else F.pad(part, (0, width - part.shape[1])) for part in tokens]
-        want = replace(first.want, epilogue=None, is_brief=False)  # an epilogue is of one request's rows
+        is_brief = self._mixes and first.want.is_brief and all(job.is_brief for job in jobs[1:])
+        want = replace(first.want, epilogue=None, is_brief=is_brief)  # an epilogue is of one request's rows
         try:
             self.num_passes += 1
             whole = None if min(counts) == width else counts

@@ -130,7 +130,7 @@ class PlainRows:
         found = [one for one in likeliest if one is not None]
         step = Step(
             self._rows,
-            (logits[0] if len(logits) == 1 else torch.cat(logits)).float(),
+            logits,
             None if len(found) < len(likeliest) else found[0] if len(found) == 1 else torch.cat(found),
         )
         tokens = self._choose(step)
@@ -194,7 +194,7 @@ class PlainRows:
         left = list(self._chains)
         found: list[_Found] = []
         if not self._knows_joined:
-            self._joined, self._knows_joined = JoinedDraw.find(left, step.logits.device), True
+            self._joined, self._knows_joined = JoinedDraw.find(left, step.device), True
         if self._joined is not None:
             try:
                 found.append((self._joined.places, self._joined.choose(step)))
@@ -231,7 +231,7 @@ class PlainRows:
         owners, found = self._owners_of(chain), []
 
         def fail(places: list[int]) -> None:
-            found.append((places, torch.zeros(len(places), dtype=torch.int64, device=step.logits.device)))
+            found.append((places, torch.zeros(len(places), dtype=torch.int64, device=step.device)))
 
         if len(owners) == 1:
             self.failed[next(iter(owners))] = error

@@ -174,6 +174,12 @@ class PlainTask(Task):
         parts, lone = self.parts, self._lone
         return self._width if lone is None else parts.width + len(lone.tokens) - len(parts.token_ids[0])
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its one row takes the likeliest tokens as passes find them, and nobody looks at their scores."""
+        parts = self.parts
+        return len(parts.seeds) == 1 and not (parts.processors or parts.do_sample or parts.num_top is not None)
+
     def next_ask(self, columns: int) -> Ask:
         """The next columns of every text; the tokens are on the host."""
         held = self._held()

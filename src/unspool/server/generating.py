@@ -52,7 +52,8 @@ async def generate(
         served = await state.models.borrow(body.get("model"))
         stack.callback(state.models.give_back, served)
         record.model = served.name
-        order, work = await asyncio.to_thread(_submit, state, dialect, served, body, record)
+        with nullcontext() if served.engine is None else served.engine.expecting():
+            order, work = await asyncio.to_thread(_submit, state, dialect, served, body, record)
         stack.callback(_note, state, record, work)
         stack.callback(work.close)
         reply = Reply(order, served.texts, served.fingerprint)

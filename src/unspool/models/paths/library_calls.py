@@ -234,32 +234,34 @@ class LibraryCalls:
         self, ranges: Sequence[TokenRange], tokens: torch.Tensor, span: Span, keys: LibraryKeys, wants_all: bool
     ) -> list[tuple[int, int]]:
         """Write the numbers of a call's tokens into the table; which (row, place) each wanted one is."""
-        table, at = self._numbers, 0
         if span.num_new == 1 and len(ranges) == len(span.counts):  # a step of all rows
             self._fill_step(tokens.reshape(-1).numpy(), span.starts, keys)
             return [(row, 0) for row in range(len(ranges))]
-        outputs: list[tuple[int, int]] = []
-        for row, first, last in ranges:
-            part = slice(at, at + last - first)
-            start, shared = span.starts[row], keys.shared_counts[row]
-            table[0, part] = tokens[row, first:last].numpy()
-            table[1, part] = np.arange(start + first, start + last)
-            table[2, part] = keys.own_rows[row]
-            table[3, part] = table[1, part] - shared
-            table[4, part] = keys.shared_rows[row]
-            table[5, part] = shared
-            table[7, part] = 0 if keys.bases is None else keys.bases[row]
-            table[8, part] = at
-            if keys.sources is not None:
-                table[9, part], table[10, part] = keys.sources.rows[row], keys.sources.lengths[row]
-            chosen = (
-                range(first, last) if wants_all else range(last - 1, last) if last == span.counts[row] else range(0)
-            )
-            for place in chosen:
-                table[6, len(outputs)] = at + place - first
-                outputs.append((row, place if wants_all else 0))
-            at = part.stop
-        return outputs
+        each = np.array(ranges, dtype=np.int64)  # (ranges, 3)
+        counts = each[:, 2] - each[:, 1]
+        ends = np.cumsum(counts)
+        num_tokens, rows = int(ends[-1]), np.repeat(each[:, 0], counts)
+        begins = np.repeat(ends - counts, counts)  # where a token's range begins
+        places = np.arange(num_tokens) - begins + np.repeat(each[:, 1], counts)  # of its row's tokens
+        table = self._numbers[:, :num_tokens]
+        shared = np.asarray(keys.shared_counts)[rows]
+        table[0] = tokens.numpy()[rows, places]
+        table[1] = np.asarray(span.starts)[rows] + places
+        table[2] = np.asarray(keys.own_rows)[rows]
+        table[3] = table[1] - shared
+        table[4] = np.asarray(keys.shared_rows)[rows]
+        table[5] = shared
+        table[7] = 0 if keys.bases is None else np.asarray(keys.bases)[rows]
+        table[8] = begins
+        if keys.sources is not None:
+            table[9], table[10] = np.asarray(keys.sources.rows)[rows], np.asarray(keys.sources.lengths)[rows]
+        if wants_all:
+            table[6] = range(num_tokens)
+            return list(zip(rows.tolist(), places.tolist(), strict=True))
+        is_last = each[:, 2] == np.asarray(span.counts)[each[:, 0]]
+        wanted = ends[is_last] - 1
+        self._numbers[6, : len(wanted)] = wanted
+        return [(row, 0) for row in each[is_last, 0].tolist()]
 
     def _run(
         self,
