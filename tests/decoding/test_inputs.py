@@ -145,6 +145,24 @@ def test_embeddings_win_over_the_ids_beside_them(way: dict[str, Any]) -> None:
     assert found[:, 5:].tolist() == expect(model, ROWS)
 
 
+@pytest.mark.parametrize("side", ["left", "middle", "right"])
+def test_pad_tokens_among_the_ids_beside_embeddings_are_masked_as_without_them(side: str) -> None:
+    """Which tokens are real is read off the ids, whether the model reads these or their embeddings."""
+    model, pad = FakeModel(), 22
+    column = {"left": 0, "middle": 2, "right": 4}[side]
+    ids = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+    ids[1, column] = pad
+    rest = [token for token in ids[1].tolist() if token != pad]
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "pad_token_id": pad}
+    found = generate(model, ids, inputs_embeds=model.embed(ids), **settings)
+    assert found.tolist() == generate(model, ids, **settings).tolist()
+    assert found[:, 5:].tolist() == expect(model, [ids[0].tolist(), rest])
+    as_tokens = generate(
+        model, ids, inputs_embeds=model.embed(ids), attention_mask=torch.ones_like(ids), **settings
+    )  # a mask that is given is what counts
+    assert as_tokens[:, 5:].tolist() == expect(model, ids.tolist())
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_embeddings_with_several_sequences_and_rows_that_leave(way: dict[str, Any]) -> None:
     model = FakeModel()

@@ -20,7 +20,7 @@ from unspool.decoding.prompts import (
     read_layout,
 )
 from unspool.errors import InputError, SettingError, UnsupportedError
-from unspool.plan import as_token_ids
+from unspool.plan import as_token_ids, find_marking_pad
 from unspool.protocols import Encoded, Model, ModelInfo, PreparedRows
 
 
@@ -64,7 +64,7 @@ def _read_own(model: Model, inputs: Inputs, settings: GenerationConfig, hides_pa
         return Prompts(_start_alone(inputs, settings, info).to(model.device), [1])
     ids = read_ids(inputs.input_ids, info.vocab_size)
     lengths, order = read_layout(
-        inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=_find_marking_pad(settings, info)
+        inputs.attention_mask, (ids.shape[0], ids.shape[1]), ids=ids, pad_token_id=find_marking_pad(settings)
     )
     if order is not None:
         ids = ids.to(model.device)
@@ -120,12 +120,6 @@ def _start_alone(inputs: Inputs, settings: GenerationConfig, info: ModelInfo) ->
     return read_ids([[settings.bos_token_id]], info.vocab_size, "bos_token_id")
 
 
-def _find_marking_pad(settings: GenerationConfig, info: ModelInfo) -> int | None:
-    """The pad token, where it shows which tokens are padding: one that also ends a text does not."""
-    pad = settings.pad_token_id
-    return None if pad in as_token_ids(settings.eos_token_id, "eos_token_id", info) else pad
-
-
 def _read_embeds(model: Model, inputs: Inputs, settings: GenerationConfig) -> Prompts:
     """Embedded prompts. Ids beside them are what processors see and sequences begin with, and pad tokens among them
     are padding.
@@ -135,18 +129,18 @@ def _read_embeds(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
         raise UnsupportedError(f"a {info.family} model can't read inputs_embeds; pass input_ids")
     embeds = _check_embeds(inputs.inputs_embeds, _find_width(info), "inputs_embeds").to(model.device)
     rows, width = embeds.shape[:2]
-    marking: torch.Tensor | None = None
     if inputs.input_ids is None:
         ids = torch.zeros(rows, 0, dtype=torch.int64, device=model.device)
+        lengths, order = read_layout(inputs.attention_mask, (rows, width))
     else:
-        ids = marking = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
+        ids = read_ids(inputs.input_ids, info.vocab_size).to(model.device)
         if ids.shape != (rows, width):
             raise InputError(
                 f"input_ids {tuple(ids.shape)} and inputs_embeds {tuple(embeds.shape)} are of different lengths; "
                 "given together, they must describe the same tokens"
             )
-    pad = _find_marking_pad(settings, info)
-    lengths, order = read_layout(inputs.attention_mask, (rows, width), ids=marking, pad_token_id=pad)
+        pad = find_marking_pad(settings)
+        lengths, order = read_layout(inputs.attention_mask, (rows, width), ids=ids, pad_token_id=pad)
     embeds = put_in_order(embeds, order)
     shown = ids if order is not None and inputs.input_ids is not None else None
     return Prompts(
@@ -228,7 +222,7 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
     ids = read_ids(inputs.input_ids, info.source_vocab_size or info.vocab_size).to(model.device)
     mask = inputs.attention_mask
     if mask is None:
-        mask = mark_padding(ids, _find_marking_pad(settings, info))
+        mask = mark_padding(ids, find_marking_pad(settings))
     tokens, lengths = pack_source(ids, mask)
     _check_longest(lengths, info)
     return EncoderInput(tokens, lengths)

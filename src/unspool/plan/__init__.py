@@ -12,6 +12,7 @@ HOMES = {
     "Plan": "unspool.plan.call",
     "PromptShape": "unspool.plan.prompt_shape",
     "as_token_ids": "unspool.plan.settling",
+    "find_marking_pad": "unspool.plan.settling",
     "merge": "unspool.plan.origins",
     "settle": "unspool.plan.settling",
 }

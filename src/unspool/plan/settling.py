@@ -152,6 +152,15 @@ def as_token_ids(value: Any, name: str, info: ModelInfo) -> tuple[int, ...]:
     return ids
 
 
+def find_marking_pad(settings: GenerationConfig) -> int | None:
+    """The pad token, where it shows which tokens are padding: one that also ends a text does not."""
+    pad, ends = settings.pad_token_id, settings.eos_token_id
+    if hasattr(ends, "tolist"):
+        ends = ends.tolist()
+    is_end = pad in ends if isinstance(ends, list | tuple) else pad == ends
+    return None if is_end else pad
+
+
 def _decide_padding(
     settings: GenerationConfig, origins: Mapping[str, Origin], eos: tuple[int, ...], info: ModelInfo
 ) -> int:

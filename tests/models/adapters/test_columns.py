@@ -390,3 +390,27 @@ def test_states_beside_a_negative_prompt_that_is_longer_are_refused() -> None:
         unspool.generate(make("gpt2"), **make_inputs(), **told, negative_prompt_ids=ids)
     output = unspool.generate(make("gpt2"), **make_inputs(), **told, negative_prompt_ids=ids[:, :12])
     assert output.hidden_states[0][0].shape[:2] == (3, 12)
+
+
+STATES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0}
+MAKERS: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)),
+    "mamba": lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**STATES)),
+    "mamba2": lambda: transformers.Mamba2ForCausalLM(
+        transformers.Mamba2Config(**STATES, num_heads=8, head_dim=8, n_groups=1)
+    ),
+    "biogpt": lambda: transformers.BioGptForCausalLM(transformers.BioGptConfig(**SIZES, intermediate_size=48)),
+}
+
+
+@pytest.mark.parametrize("column", [0, 2, 5])
+@pytest.mark.parametrize("name", MAKERS)
+def test_pad_tokens_of_a_prompt_are_masked_as_a_mask_does_it(name: str, column: int) -> None:
+    """A call that leaves the mask out and one that gives it run alike, with tokens and with their embeddings."""
+    model = shake(MAKERS[name]())
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
+    ids[1, column] = 0
+    expected = unspool.generate(model, ids, attention_mask=ids.ne(0).long(), **NEW)
+    embeds = model.get_input_embeddings()(ids).detach()
+    assert torch.equal(unspool.generate(model, ids, **NEW), expected)
+    assert torch.equal(unspool.generate(model, ids, inputs_embeds=embeds, **NEW), expected)

@@ -22,8 +22,9 @@ from unspool.models.adapters.description import (
 )
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
 from unspool.models.adapters.settings import convert_settings, is_theirs, name_static_kind
-from unspool.models.adapters.twin import find_state_twin, find_twin
+from unspool.models.adapters.twin import find_twin, keeps_states
 from unspool.models.native import NativeModel
+from unspool.plan import find_marking_pad
 
 Adapted = AdaptedDecoder | AdaptedPair
 _PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
@@ -144,11 +145,11 @@ def open_call(
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
     native = model.__dict__.get(NATIVE, True) if native is None else native
     why, unlike = _explain_call(model, given, settings), ""
-    if why is None and native and _hides_states(given, settings):
-        twin, unlike = find_state_twin(model)
+    if why is None and native and keeps_states(model) and _hides_states(inputs, given, settings):
+        twin, unlike = find_twin(model)
         if twin is not None:
             return twin
-    why = why or _explain_adapter(model, given)
+    why = why or _explain_adapter(model, inputs, given, settings)
     if why is not None and unlike:
         why = f"{why}; {unlike}"
     if why is None:
@@ -195,21 +196,21 @@ def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConf
     return None
 
 
-def _hides_states(given: Mapping[str, Any], settings: GenerationConfig) -> bool:
+def _hides_states(inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> bool:
     """Whether nobody sees the states that a native model keeps, which have another form, and rows are whole."""
     is_seen = settings.return_dict_in_generate or settings.cache_implementation is not None
     is_begun = given.get("past_key_values") is not None or given.get("inputs_embeds") is not None
-    return not (is_seen or is_begun or _has_zeros(given.get("attention_mask")))
+    return not (is_seen or is_begun or _has_padding(inputs, given, settings))
 
 
-def _explain_adapter(model: Any, given: Mapping[str, Any]) -> str | None:
+def _explain_adapter(model: Any, inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:
     """Why a model runs over transformers' own cache; None if the adapter can give it ours."""
     kind = type(model).__name__
     try:
         core = adapt(model)
         if given.get("input_features") is not None and core.info.features is None:
             return f"{kind} is given input_features"
-        if core.counts_columns and _has_zeros(given.get("attention_mask")):
+        if core.counts_columns and _has_padding(inputs, given, settings):
             return f"{kind} counts positions by columns, padding among them"
     except UnsupportedError as error:
         if not getattr(model, "can_generate", lambda: False)():
@@ -239,8 +240,14 @@ def _explain_cache(given: Mapping[str, Any], settings: GenerationConfig) -> str:
     return ""
 
 
-def _has_zeros(mask: Any) -> bool:
-    return isinstance(mask, torch.Tensor) and not bool(mask.bool().all())
+def _has_padding(inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> bool:
+    """Whether tokens of the prompt are masked: by the mask or, without one, because they are pad tokens."""
+    mask = given.get("attention_mask")
+    if mask is not None:
+        return isinstance(mask, torch.Tensor) and not bool(mask.bool().all())
+    ids = given.get("input_ids") if inputs is None else inputs
+    pad = find_marking_pad(settings)
+    return pad is not None and isinstance(ids, torch.Tensor) and bool(ids.eq(pad).any())
 
 
 # What a call is given for a model's forward, by the reference's names.

@@ -52,10 +52,9 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     return known.native, known.reason
 
 
-def find_state_twin(model: Any) -> tuple[NativeModel | None, str]:
-    """`find_twin` of an object that keeps states instead of keys; for others None, and no reason."""
-    family = find_family({"architectures": [type(model).__name__]})
-    return find_twin(model) if isinstance(family, MambaFamily | Mamba2Family) else (None, "")
+def keeps_states(model: Any) -> bool:
+    """Whether an object's native model keeps states instead of keys."""
+    return isinstance(find_family({"architectures": [type(model).__name__]}), MambaFamily | Mamba2Family)
 
 
 def prepare_twin(model: Any) -> None:
