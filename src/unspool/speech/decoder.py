@@ -286,11 +286,20 @@ def _average(output: Any, row: int, tokens: Sequence[int], temperature: float | 
     beams = getattr(output, "sequences_scores", None)
     if beams is not None:
         return float(beams[row])
-    scores = torch.stack([step[row] for step in output.scores[: len(tokens)]]).float()
+    steps = [step[row] for step in output.scores[: len(tokens)]]
+    if steps[0].device.type == "cpu":  # a step's scores and what is made of them stay in the cache
+        found = [_find_logprobs(step[None], [token], temperature) for step, token in zip(steps, tokens, strict=True)]
+        return float(torch.cat(found).mean())
+    return float(_find_logprobs(torch.stack(steps), tokens, temperature).mean())
+
+
+def _find_logprobs(scores: torch.Tensor, tokens: Sequence[int], temperature: float | None) -> torch.Tensor:
+    """The log-probabilities of the tokens that were chosen by these scores."""
+    scores = scores.float()
     if temperature:
         scores = scores * temperature
     chosen = scores.gather(-1, torch.tensor(list(tokens), device=scores.device)[:, None])[:, 0]
-    return float((chosen - scores.logsumexp(-1)).mean())
+    return chosen - scores.logsumexp(-1)
 
 
 def _pick(encoded: Encoded, rows: Sequence[int]) -> Encoded:

@@ -71,15 +71,15 @@ def test_products_agree_with_torch(
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_alone_is_a_row_in_a_batch(library: Library, kind: str, threads: int) -> None:
-    """To the bit, whatever the number of rows makes of panels, and at a matrix's uneven end."""
+    """To the bit, whatever the number of rows makes of panels and blocks of them, and at a matrix's uneven end."""
     columns = 192 if kind != "float32" else 197
     matrix, _, _kept = make(kind, 93, columns, 0, True)
-    x = torch.randn(34, columns, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(261, columns, generator=torch.Generator().manual_seed(1))
     library.threads = threads
     for name in library.available:
         library.use_instructions(name)
         alone = torch.cat([library.multiply(matrix, row[None]) for row in x])
-        for count in (*range(2, 18), 23, 34):
+        for count in (*range(2, 18), 23, 34, 121, 261):
             assert torch.equal(library.multiply(matrix, x[:count]), alone[:count]), (name, count)
 
 

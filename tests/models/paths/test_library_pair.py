@@ -13,7 +13,7 @@ import transformers
 from tests.models.encoder_decoder.test_model import KINDS, find_pair
 
 import unspool
-from unspool.cache import EncoderDecoderCache
+from unspool.cache import DynamicCache, EncoderDecoderCache
 from unspool.errors import InputError
 from unspool.kernels.cpu import find_library, why_missing
 from unspool.models.encoder_decoder.model import EncoderDecoder
@@ -202,3 +202,28 @@ def test_weights_are_freed_with_the_last_name() -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sources_in_float16_are_read_as_the_same_numbers_in_float32(
+    golden_pair: Callable[[str], Any], rows: int
+) -> None:
+    """To the bit, over several parts of a source, by each set of instructions."""
+    pair, library = golden_pair("t5"), find_library()
+    model = build_model(pair.config, MemorySource(pair.weights), packing="int8")
+    assert isinstance(model, EncoderDecoder) and library is not None
+    encoded, tokens = model.encode(make_tokens(rows, 150)), make_tokens(rows, 16)
+    best = library.instructions
+    try:
+        for name in library.available:
+            library.use_instructions(name)
+            half, whole = (model.new_cache("dynamic", rows, encoded=encoded) for _ in range(2))
+            wide = [(keys.float(), values.float()) for keys, values in half.cross_attention_cache]
+            assert all(keys.dtype == torch.float16 for keys, _ in half.cross_attention_cache)
+            whole.cross_attention_cache = DynamicCache.from_legacy_cache(wide)
+            made, expected = (read(model, cache, tokens, None, Want()) for cache in (half, whole))
+            assert model.fast_path == "library"
+            for one, other in zip(made, expected, strict=True):
+                assert torch.equal(one.logits, other.logits), name
+    finally:
+        library.use_instructions(best)

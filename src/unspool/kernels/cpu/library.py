@@ -17,7 +17,7 @@ from unspool.errors import ResourceError, SettingError
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.structures import NARROW, CJob, CMatrix, CModel, CSteps, count_narrow_bytes, number_kind, point
 
-ABI: Final = 22
+ABI: Final = 23
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")

@@ -105,6 +105,8 @@ class CStore(ctypes.Structure):
         ("tables", ctypes.c_void_p),
         ("width", ctypes.c_int32),
         ("block", ctypes.c_int32),
+        ("is_half", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
     ]
 
 

@@ -33,9 +33,11 @@ from unspool.models.paths.library_encoder import EncoderProducts, Multiply, mult
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
-from unspool.models.weights import AnyEmbedding, AnyLinear, Norm, iterate_tensors
+from unspool.models.weights import AnyEmbedding, AnyLinear, Norm, PackedLinear, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, Want
 from unspool.shortage import explain_shortage
+
+HALF_MOST = torch.finfo(torch.float16).max
 
 
 class EncoderDecoder(CalledPair):
@@ -276,13 +278,21 @@ class EncoderDecoder(CalledPair):
         multiply = self._products.choose(states.numel() // states.shape[-1])
         for index, layer in enumerate(self.weights.decoder.crosses):
             kv = multiply(layer.kv, states)
-            cross.write(index, _split_heads(kv if ragged is None else ragged.fill(kv), 2, self.spec.decoder))
+            kv = self._shorten(kv if ragged is None else ragged.fill(kv))
+            cross.write(index, _split_heads(kv, 2, self.spec.decoder))
         cross.end()
         return cross
 
     def _stack_keys(self) -> StackedKeys | None:
         """All layers' matrices of the sources' keys and values, if they lie together on a GPU."""
         return None if self.device.type == "cpu" else StackedKeys.find([one.kv for one in self.weights.decoder.crosses])
+
+    def _shorten(self, kv: torch.Tensor) -> torch.Tensor:
+        """A source's keys as they are kept: of quantised weights on a CPU in float16, which loses far less than these
+        have lost, and a step reads half as much of them."""
+        if not isinstance(self.weights.decoder.crosses[0].kv, PackedLinear):
+            return kv
+        return kv.clamp(-HALF_MOST, HALF_MOST).half()
 
     # --- the decoder ---------------------------------------------------------------------------------
     @explain_shortage("a model read tokens")
@@ -389,7 +399,8 @@ class EncoderDecoder(CalledPair):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         queries = _split_heads(cross.q(self._enter(cross.norm, x)), 1, self.spec.decoder)[:, :, 0].transpose(1, 2)
         scale = self.spec.decoder.attention_scale
-        read, weights = attend_shared(queries, *source, scale=scale, mask=visible, want_weights=want_weights)
+        keys, values = (part.to(queries.dtype) for part in source)
+        read, weights = attend_shared(queries, keys, values, scale=scale, mask=visible, want_weights=want_weights)
         return self._leave(cross.norm, x, cross.out(read.transpose(1, 2).flatten(2))), weights
 
     # --- shared by both ------------------------------------------------------------------------------

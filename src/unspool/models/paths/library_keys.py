@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.weights import find_addresses
 
 _LONGEST_ROW = 2**30  # positions: what the library counts in 32 bits
+NUMBERS_OF_SOURCES = (torch.float32, torch.float16)  # own keys are float32
 _PART = 64  # US_PART: keys that it reads at once, which must not cross a packed block
 
 
@@ -82,7 +83,7 @@ def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> LibrarySources
     places, lengths = pair.cross_attention_cache.places(in_order=True), pair.source_lengths
     if places is None or not places.is_plain or len(places.buffers) != spec.num_layers or not lengths:
         return None
-    addresses = _find_addresses(places, spec)
+    addresses = _find_addresses(places, spec, NUMBERS_OF_SOURCES)
     if addresses is None or places.buffers[0].shape[0] < len(lengths):
         return None
     each = pair.num_branches * pair.num_forks  # rows of a pass that read one source
@@ -90,12 +91,16 @@ def find_sources(pair: EncoderDecoderCache, spec: DecoderSpec) -> LibrarySources
     return LibrarySources(addresses, rows, [lengths[source] for source in rows], max(lengths))
 
 
-def _find_addresses(places: Places, spec: DecoderSpec) -> Addresses | None:
+def _find_addresses(
+    places: Places, spec: DecoderSpec, dtypes: Collection[torch.dtype] = (torch.float32,)
+) -> Addresses | None:
     addresses = _KNOWN.get(places)
     if addresses is None and places in _KNOWN:
         return None
     if addresses is None or find_addresses(addresses.held) != addresses.at:  # tensors can be given other memory
         addresses = _KNOWN[places] = _describe(places, spec)
+    if addresses is not None and places.buffers[0].dtype not in dtypes:
+        return None
     return addresses
 
 
@@ -208,17 +213,14 @@ def _describe_buffers(
         is_alike = buffer.shape == first.shape if rooms is None else buffer.is_contiguous()
         if not is_alike or buffer.shape[2:] != shape or buffer.stride()[1:] != strides[1:]:
             return None
-        if (
-            buffer.dtype != torch.float32
-            or buffer.device.type != "cpu"
-            or (rooms is None and buffer.stride() != strides)
-        ):
+        if buffer.dtype != first.dtype or buffer.device.type != "cpu" or (rooms is None and buffer.stride() != strides):
             return None
-    if strides[2:] != (shape[1] * shape[2], shape[2], 1):
+    if first.dtype not in NUMBERS_OF_SOURCES or strides[2:] != (shape[1] * shape[2], shape[2], 1):
         return None
     array = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
     sizes = (ctypes.c_int32 * len(rooms))(*rooms) if rooms is not None else None
     store = CStore(ctypes.cast(array, ctypes.c_void_p), strides[0], strides[1])
+    store.is_half = first.dtype == torch.float16
     if sizes is not None:
         store.rooms = ctypes.addressof(sizes)
     return store, (array, sizes)

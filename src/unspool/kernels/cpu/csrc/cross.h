@@ -7,20 +7,42 @@
 #ifndef UNSPOOL_CROSS_H
 #define UNSPOOL_CROSS_H
 
+/* Where one head's keys of a source lie from a position on, in numbers behind a layer's first. */
+static int64_t find_head(const us_store *s, int32_t row, int32_t position, int32_t head, int32_t D) {
+    return row * s->row_stride + position * s->position_stride + (int64_t)head * D;
+}
+
+/* One head's keys and values of a part, which are float16, as floats in this thread's tiles. The next part is asked for. */
+static segment widen_part(run *r, const uint16_t *keys, int64_t stride, int32_t count, int has_next) {
+    const int32_t D = r->model->head_dim, width = r->model->num_heads * D;
+    float *to[2] = {r->tiles.numbers[0], r->tiles.numbers[1]};
+    r->tiles.held[0].layer = r->tiles.held[1].layer = NULL;
+    for (int32_t j = 0; j < count; j++, keys += stride)
+        for (int which = 0; which < 2; which++) {
+            const uint16_t *from = keys + which * width;
+            for (int32_t k = 0; has_next && k < D; k += US_LINE / 2) __builtin_prefetch(from + US_PART * stride + k, 0, 2);
+            int32_t i = 0;
+            for (; i + LANES <= D; i += LANES) store(to[which] + i, widen_halves(from + i));
+            for (; i < D; i++) to[which][i] = half_to_float(from[i]);
+            to[which] += D;
+        }
+    return (segment){.keys = r->tiles.numbers[0], .stride = D, .count = count, .values = US_PART * D, .is_near = 1};
+}
+
 /* One part of a source's keys, for one head of `count` tokens from `token` on. */
 static void read_source_part(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t count, int32_t head, int32_t part,
                              reading *got) {
     const us_model *m = r->model;
     const us_job *job = r->job;
     const int32_t D = m->head_dim, width = m->num_heads * D, length = job->source_lengths[token], begin = part * US_PART;
-    const float *keys = find_place(&job->cross, l, job->sources[token], begin) + (int64_t)head * D;
-    const segment s = {
-        .keys = keys,
-        .ahead = begin + 2 * US_PART <= length ? keys + US_PART * job->cross.position_stride : NULL,
-        .stride = job->cross.position_stride,
-        .count = length - begin < US_PART ? length - begin : US_PART,
-        .values = width,
-    };
+    const int32_t num_keys = length - begin < US_PART ? length - begin : US_PART, has_next = begin + 2 * US_PART <= length;
+    const int64_t stride = job->cross.position_stride, at = find_head(&job->cross, job->sources[token], begin, head, D);
+    segment s;
+    if (job->cross.is_half) s = widen_part(r, (const uint16_t *)job->cross.layers[l] + at, stride, num_keys, has_next);
+    else {
+        const float *keys = job->cross.layers[l] + at;
+        s = (segment){.keys = keys, .ahead = has_next ? keys + US_PART * stride : NULL, .stride = stride, .count = num_keys, .values = width};
+    }
     float q[MOST_GROUP * US_WIDEST_HEAD];
     for (int32_t t = 0; t < count; t++) {
         const float *from = r->scratch.qkv + (size_t)(token + t) * width + (size_t)head * D;

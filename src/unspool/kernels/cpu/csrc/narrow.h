@@ -231,23 +231,6 @@ static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t
 #else
 #define VECTORS (US_PANEL / LANES)
 
-/* A vector of float16 as floats. */
-INLINE vec widen_halves(const uint8_t *p) {
-#if defined(US_AVX2)
-    return (vec)halves(p);
-#elif defined(US_NEON_DOT)
-    return (vec)halves(p);
-#else
-    vec v;
-    for (int i = 0; i < LANES; i++) {
-        uint16_t half;
-        memcpy(&half, p + 2 * i, 2);
-        v[i] = half_to_float(half);
-    }
-    return v;
-#endif
-}
-
 INLINE void rows_of_panel(const uint8_t *w, const uint8_t *ahead, int32_t columns, const float *x, size_t stride, const int M,
                           const int kind, int32_t turn, int32_t turns, float *out) {
     vec total[VECTORS][NARROW_TURN];

@@ -124,29 +124,25 @@ static int32_t multiply_rows(const us_matrix *w, int32_t first, int32_t count, c
     return p.count;
 }
 
-static void put_some(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t row, const output *to) {
-    float *y = to->y + (to->rows ? to->rows[row] : row) * to->stride + first;
-    for (int32_t n = 0; n < count; n += LANES) {
-        const int some = count - n < LANES ? count - n : LANES;
-        vec result = load_some(made + n, some);
-        if (w->bias) result += load_some(w->bias + first + n, some);
-        if (to->shares) result *= to->shares[row];
-        if (to->extra) result += load_some(to->extra + row * to->extra_stride + first + n, some);
-        if (to->adds) result += load_some(y + n, some);
-        store_some(y + n, result, some);
-    }
+/* Put some results of a row, from output `first` on, where they belong. */
+INLINE void put_some(const us_matrix *w, int32_t first, const float *made, const int some, float *y, int32_t row, const output *to) {
+    vec result = load_some(made, some);
+    if (w->bias) result += load_some(w->bias + first, some);
+    if (to->shares) result *= to->shares[row];
+    if (to->extra) result += load_some(to->extra + row * to->extra_stride + first, some);
+    if (to->adds) result += load_some(y + first, some);
+    store_some(y + first, result, some);
 }
 
 /* Put the results of some rows from `row` on, `pitch` apart, where they belong. */
 static void put(const us_matrix *w, int32_t first, int32_t count, const float *made, int32_t pitch, int32_t row, int32_t num_rows,
                 const output *to) {
-    if (count % LANES || w->bias || to->shares || to->extra || to->rows) {
-        for (int32_t m = 0; m < num_rows; m++) put_some(w, first, count, made + pitch * m, row + m, to);
-        return;
+    for (int32_t last = row + num_rows; row < last; row++, made += pitch) {
+        float *y = to->y + (to->rows ? to->rows[row] : row) * to->stride;
+        int32_t n = 0;
+        for (; n + LANES <= count; n += LANES) put_some(w, first + n, made + n, LANES, y, row, to);
+        if (n < count) put_some(w, first + n, made + n, count - n, y, row, to);
     }
-    float *y = to->y + row * to->stride + first;
-    for (int32_t m = 0; m < num_rows; m++, y += to->stride, made += pitch)
-        for (int32_t n = 0; n < count; n += LANES) store(y + n, to->adds ? load(made + n) + load(y + n) : load(made + n));
 }
 
 /* How many output rows are made together from a tile on, of the tiles before `last`. */
@@ -182,6 +178,10 @@ static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *i
     end_narrow(w->kind);
 }
 
+/* Rows that all output rows are made of before the next rows are, or a few more: their activations and results stay in the
+ * second-level cache, and a weight that comes from memory is multiplied as often. */
+#define BLOCK_ROWS 120
+
 /* One thread's part of a product for all rows. */
 static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread,
                           int32_t threads) {
@@ -192,14 +192,15 @@ static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in,
     }
     split((w->rows + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
     _Alignas(64) float made[MOST_ROWS * OUTPUTS];
-    for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
-        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, w->rows);
-        for (int32_t row = 0; row < num_rows;) {
-            const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, made);
-            put(w, begin, count, made, OUTPUTS, row, rows, to);
-            row += rows;
+    for (int32_t from = 0, row = num_rows; from < num_rows; from = row)
+        for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
+            const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, w->rows);
+            for (row = from; row < num_rows && row - from < BLOCK_ROWS;) {
+                const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, made);
+                put(w, begin, count, made, OUTPUTS, row, rows, to);
+                row += rows;
+            }
         }
-    }
 }
 
 /* gpt-oss's gate: both sides are kept within a limit, and the value counts from -1. */
@@ -259,16 +260,17 @@ static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, in
     }
     split((ffn + US_TILE - 1) / US_TILE, thread, threads, &first, &last);
     _Alignas(64) float gates[MOST_ROWS * OUTPUTS], values[MOST_ROWS * OUTPUTS];
-    for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
-        const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, ffn);
-        for (int32_t row = 0; row < num_rows;) {
-            const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, gates);
-            if (model->is_gated) multiply_rows(w, ffn + begin, count, in, row, num_rows, values);
-            for (int m = 0; m < rows; m++)
-                put_fed(model, w, ffn, begin, count, gates + OUTPUTS * m, model->is_gated ? values + OUTPUTS * m : NULL, row + m, to);
-            row += rows;
+    for (int32_t from = 0, row = num_rows; from < num_rows; from = row)
+        for (int64_t tile = first; tile < last; tile += OUTPUTS / US_TILE) {
+            const int32_t begin = (int32_t)tile * US_TILE, count = count_outputs(tile, last, ffn);
+            for (row = from; row < num_rows && row - from < BLOCK_ROWS;) {
+                const int32_t rows = multiply_rows(w, begin, count, in, row, num_rows, gates);
+                if (model->is_gated) multiply_rows(w, ffn + begin, count, in, row, num_rows, values);
+                for (int m = 0; m < rows; m++)
+                    put_fed(model, w, ffn, begin, count, gates + OUTPUTS * m, model->is_gated ? values + OUTPUTS * m : NULL, row + m, to);
+                row += rows;
+            }
         }
-    }
 }
 
 /* Turn a row of floats into what a matrix of some kind is multiplied by; floats themselves stay as they are. */

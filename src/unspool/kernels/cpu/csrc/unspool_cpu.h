@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 22
+#define US_ABI 23
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of numbers of 16 bits */
@@ -90,6 +90,7 @@ typedef struct {
     const int32_t *rooms; /* of rings, one per layer; or NULL */
     const int32_t *const *tables; /* one per layer; or NULL */
     int32_t width, block; /* of the tables: blocks of a row, and positions of a block (a power of two, 16 at least) */
+    int32_t is_half, unused; /* the numbers are float16: of sources alone */
 } us_store;
 
 enum us_scale_dtype { US_HALF = 0, US_BFLOAT = 1, US_FLOAT = 2 };

@@ -195,4 +195,21 @@ INLINE float half_to_float(uint16_t half) {
 #endif
 }
 
+/* A vector of float16 as floats. */
+INLINE vec widen_halves(const void *p) {
+#if defined(US_AVX512)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(p));
+#elif defined(US_AVX2)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128(p));
+#elif defined(US_NEON_DOT)
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+#else
+    uint16_t halves[LANES];
+    vec v;
+    memcpy(halves, p, sizeof halves);
+    for (int i = 0; i < LANES; i++) v[i] = half_to_float(halves[i]);
+    return v;
+#endif
+}
+
 #endif
