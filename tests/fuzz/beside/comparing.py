@@ -167,29 +167,9 @@ def _show(one: torch.Tensor, other: torch.Tensor) -> str:
 
 def is_near_tie(call: Call, theirs: Answer, ours: Answer) -> bool:
     """Whether transformers itself writes something else where numbers are rounded otherwise."""
-    exact = run_theirs(call, models.make_exact(call.model, call.seed), ours)
-    if exact.error is not None or exact.sequences.tolist() != theirs.sequences.tolist():
-        return exact.error is None
-    for alike in (call.change(attention="eager"), call.change(settings={**call.settings, "use_cache": False})):
-        found = run_theirs(alike, None, ours)
-        if found.error is None and found.sequences.tolist() == ours.sequences.tolist():
-            return True
-    return _has_thin_margin(call, ours)
-
-
-def _has_thin_margin(call: Call, ours: Answer) -> bool:
-    """Whether the best two scores of a greedy step, or of the sequences of a search, lie close together."""
-    beams = call.settings.get("num_beams", 1)
-    told = {"return_dict_in_generate": True, "output_scores": True}
-    found = run_theirs(call.change(settings={**call.settings, **told}), None, ours)
-    if found.error is not None or call.settings.get("do_sample"):
-        return False
-    if beams == 1:
-        gaps = [step.topk(2).values for step in found.output.scores]
-        return any(float((gap[:, 0] - gap[:, 1]).min()) < 1e-3 for gap in gaps)
-    for step in found.output.scores:
-        best = step.topk(min(2 * beams, step.shape[-1])).values
-        gap = (best[:, :-1] - best[:, 1:]).nan_to_num(1.0, 1.0, 1.0)
-        if float(gap.min()) < 1e-4:
-            return True
-    return False
+    attention = "eager" if call.settings.get("output_attentions") else call.attention
+    shaken = [
+        run_theirs(call, models.make_shaken(call.model, call.seed, number, attention), ours) for number in range(3)
+    ]
+    wrote = theirs.sequences[:, count_prompt(call) :].tolist()
+    return any(one.error is None and one.sequences[:, count_prompt(call) :].tolist() != wrote for one in shaken)

@@ -58,7 +58,9 @@ def _find_unlike(call: Call, way: str, theirs: Answer, answer: Answer) -> Unlike
     found = compare(call, theirs, answer, way=way)
     if found is None or known.differs(call, way, found):
         return None
-    if theirs.sequences.tolist() != answer.sequences.tolist() and is_near_tie(call, theirs, answer):
+    if theirs.sequences.tolist() != answer.sequences.tolist() and is_near_tie(
+        turn_round(call) if call.is_right_padded else call, theirs, answer
+    ):
         return None
     return Unlike(way, "differs", found)
 

@@ -149,11 +149,9 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
     """A call by transformers; where tokens are drawn, with the draws of ours."""
     attention = "eager" if call.settings.get("output_attentions") else call.attention
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
-    told, model = model, models.make(call.model, call.seed, attention) if model is None else model
+    model = models.make(call.model, call.seed, attention) if model is None else model
     assistant = model if other == call.seed else models.make(call.model, other, attention)
     given, streamer = make_arguments(call, model, assistant)
-    if told is not None:
-        given = {name: _to_double(value) for name, value in given.items()}
     drawn = None
     if call.strategy == SAMPLING and ours is not None and ours.error is None:
         drawn = Drawn(ours.sequences[:, count_prompt(call) :])
@@ -169,7 +167,3 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
 def count_prompt(call: Call) -> int:
     """The columns of the sequences that are no answer."""
     return 1 if call.is_pair else 0 if call.embeds == "alone" else len(call.ids[0])
-
-
-def _to_double(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
