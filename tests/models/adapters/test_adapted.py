@@ -353,9 +353,12 @@ def test_a_length_of_20_is_one_that_was_set() -> None:
 def test_weights_of_an_attention_that_asks_its_config_are_those_of_the_text_before(more: dict[str, Any]) -> None:
     sizes = {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}
     torch.manual_seed(3)
-    config = transformers.FalconConfig(**sizes, initializer_range=0.4)
-    model = transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa").eval()
-    eager = transformers.FalconForCausalLM._from_config(config, attn_implementation="eager").eval()
+    model, eager = (
+        transformers.FalconForCausalLM._from_config(
+            transformers.FalconConfig(**sizes, initializer_range=0.4), attn_implementation=attention
+        ).eval()
+        for attention in ("sdpa", "eager")
+    )
     eager.load_state_dict(model.state_dict())
     told = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True, "output_attentions": True, **more}
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
