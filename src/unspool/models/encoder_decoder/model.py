@@ -14,6 +14,7 @@ from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_shared
 from unspool.kernels.forked import fold_mask
+from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ragged import Ragged
 from unspool.models.decoder.layers import Layer
 from unspool.models.decoder.reading import read_keys
@@ -26,7 +27,7 @@ from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.encoder_decoder.stacked_keys import StackedKeys
 from unspool.models.native import ModelConfig, take_last
 from unspool.models.paths.captured import explain_no_capture
-from unspool.models.paths.captured_encoder import CapturedEncoder, can_capture_encoder
+from unspool.models.paths.captured_encoder import CapturedEncoder, takes_encoder
 from unspool.models.paths.captured_pair import CapturedPairSteps
 from unspool.models.paths.library import PACKING_LIMIT
 from unspool.models.paths.library_encoder import EncoderProducts, Multiply, multiply_plainly
@@ -83,10 +84,7 @@ class EncoderDecoder(CalledPair):
         linears += [cross.kv for cross in weights.decoder.crosses]
         self._products = EncoderProducts(linears, narrows=self._packs and self.device.type == "cpu")
         self.paths = self._list_paths()
-        self._encoder = None
-        if can_capture_encoder(spec, weights, self.device, self.dtype):
-            around = (self._encoder_positions, self._biases)
-            self._encoder = CapturedEncoder(spec, weights, *around, self.device, self.dtype)
+        self._encoder = self._make_encoder() if runs_kernels(self.device) else None
 
     def _list_paths(self) -> list[Path]:
         """The fast paths of a decoder's pass, in the order in which they are tried."""
@@ -107,9 +105,19 @@ class EncoderDecoder(CalledPair):
         given = (self.spec, self.weights, self._decoder_positions, self._biases)
         return CapturedPairSteps(*given, self.device, self.dtype)
 
+    def _make_encoder(self) -> CapturedEncoder | None:
+        """The encoder's passes by our kernels, if they run them."""
+        if not takes_encoder(self.spec, self.weights, self.dtype):
+            return None
+        given = (self.spec, self.weights, self._encoder_positions, self._biases)
+        return CapturedEncoder(*given, self.device, self.dtype)
+
     @torch.no_grad()
     def launch_step(self) -> None:
-        """Launch the kernels of a step of one row (`captured_ahead.prepare_step`)."""
+        """Launch the kernels of one source and of a step of one row (`captured_ahead.prepare_step`)."""
+        encoder = self._make_encoder()
+        if encoder is not None:
+            encoder.launch()
         self._make_steps().launch()
 
     @property

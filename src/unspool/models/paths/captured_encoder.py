@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from unspool.kernels.presence import runs_kernels
 from unspool.kernels.sending import send
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
@@ -103,6 +102,16 @@ class CapturedEncoder:
             held.graph.replay()
             return held.states[:, :longest].clone()
 
+    @torch.no_grad()
+    def launch(self) -> None:
+        """Launch the kernels of a pass over one source, whole and padded; states need no memory for that."""
+        features = self._spec.features
+        length = _FEWEST if features is None else features.positions
+        x = torch.empty(1, length, self._spec.hidden_size, dtype=self._dtype, device=self._device)
+        self._open_body().run(x, None)
+        if features is None:
+            self._open_body().run(x, torch.empty(1, dtype=torch.int32, device=self._device))
+
     def _lay_out(
         self, given: torch.Tensor, lengths: Sequence[int], padded: int, is_whole: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -188,11 +197,9 @@ class CapturedEncoder:
             self._body = None
 
 
-def can_capture_encoder(
-    spec: EncoderDecoderSpec, weights: EncoderDecoderWeights, device: torch.device, dtype: torch.dtype
-) -> bool:
-    """Whether an encoder's passes are captured: in float32 torch's operators are kept, as they are compared with."""
-    if not weights.encoder.layers or dtype not in (torch.bfloat16, torch.float16) or not runs_kernels(device):
+def takes_encoder(spec: EncoderDecoderSpec, weights: EncoderDecoderWeights, dtype: torch.dtype) -> bool:
+    """Whether our kernels run an encoder's passes: in float32 torch's operators are kept, as they are compared with."""
+    if not weights.encoder.layers or dtype not in (torch.bfloat16, torch.float16):
         return False
     from unspool.kernels.gpu.products.activations import CODES  # Triton is imported where a GPU is used
 
