@@ -31,7 +31,7 @@ _PARTS: Final = 8  # lengths between two powers of two
 _MOST_KEPT: Final = 32  # graphs
 _MOST_NOTED: Final = 1024  # shapes that occurred once
 
-Key = tuple[int, int, bool, int]  # rows, padded length, whether all of it is real, stream
+Key = tuple[int, int, bool, int]  # rows, padded length, whether no lengths are read because all of it is real, stream
 
 
 def pad_length(length: int) -> int:
@@ -82,10 +82,10 @@ class CapturedEncoder:
         padded = pad_length(longest) if features is None else longest
         limit = self._spec.longest_source
         padded = padded if limit is None else max(longest, min(padded, limit))
-        is_whole = min(lengths) == padded
         table = self._positions.reserve(padded)
         with self._lock, torch.cuda.device(self._device):
             self._follow_moves()
+            is_whole = features is not None or (min(lengths) == padded and not self._open_body().reads_lengths)
             stream = torch.cuda.current_stream()
             key = (rows, padded, is_whole, stream.cuda_stream)
             held = self._graphs.get(key)
@@ -104,13 +104,12 @@ class CapturedEncoder:
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Launch the kernels of a pass over one source, whole and padded; states need no memory for that."""
+        """Launch the kernels of a pass over one source; its states need no memory for that."""
         features = self._spec.features
         length = _FEWEST if features is None else features.positions
         x = torch.empty(1, length, self._spec.hidden_size, dtype=self._dtype, device=self._device)
-        self._open_body().run(x, None)
-        if features is None:
-            self._open_body().run(x, torch.empty(1, dtype=torch.int32, device=self._device))
+        lengths = torch.empty(1, dtype=torch.int32, device=self._device) if features is None else None
+        self._open_body().run(x, lengths)
 
     def _lay_out(
         self, given: torch.Tensor, lengths: Sequence[int], padded: int, is_whole: bool

@@ -32,6 +32,11 @@ class EncoderBody:
         self._spec, self._stack, self._biases, self._has_kernel = spec, stack, biases, has_kernel
         self._tiles = [lay_out_biases(table) for table in biases] if has_kernel else []
 
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether lengths cost nothing to read, so that sources without padding need no kernel of their own."""
+        return self._has_kernel
+
     def hear(self, features: torch.Tensor) -> torch.Tensor:
         """Features (rows, channels, frames) through the convolutions: (rows, positions, hidden)."""
         first, second = self._stack.convolutions
