@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from tests.fakes import FakeModel
@@ -15,8 +16,10 @@ from unspool.plan import PromptShape
 from unspool.plan.pairs import Facts
 from unspool.plan.strategies import refuse_drafts
 from unspool.plan.tables import calls, drafts, methods, models
+from unspool.protocols import FeatureShape
 from unspool.wording import Setting
 
+INFO = replace(FakeModel().info, features=FeatureShape(80, 3000, 2))
 HOMES = (conflicts, methods, models, drafts, calls)
 FOUND = [value if isinstance(value, tuple) else (value,) for home in HOMES for value in vars(home).values()]
 METHODS = [one for value in FOUND for one in value if isinstance(one, Method)]
@@ -24,7 +27,7 @@ LINES = [(method, pair) for method in [*METHODS, refuse_drafts()] for pair in me
 GIVEN = {
     "source": Setting("assistant_model"),
     "guide": "B",
-    "assistant": FakeModel().info,
+    "assistant": INFO,
     "relation": "same",
     "wish": Setting("compile"),
     "origin": "d",
@@ -39,9 +42,7 @@ def test_the_tables_are_found() -> None:
 @pytest.mark.parametrize(("method", "pair"), LINES, ids=lambda value: "")
 def test_every_line_makes_a_message(method: Method[Facts], pair: Pair[Facts]) -> None:
     spoken = defaultdict(lambda: "in the call")
-    facts = Facts(
-        GenerationConfig(), FakeModel().info, PromptShape(1, 2, 2), spoken=spoken, cache_kind="static", given=GIVEN
-    )
+    facts = Facts(GenerationConfig(), INFO, PromptShape(1, 2, 2), spoken=spoken, cache_kind="static", given=GIVEN)
     wording = make_message(method, pair, facts)
     message, text = str(wording), " ".join(part for part in wording.parts if isinstance(part, str))
     assert len(message) > 40 and "{" not in message and "  " not in message

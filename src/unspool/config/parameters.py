@@ -194,6 +194,7 @@ CALL_ARGUMENTS: Final = (
 # Every argument of a call that is no setting: a plug-in's setting can't have such a name.
 ARGUMENTS: Final = (
     *CALL_ARGUMENTS,
+    "assistant_encoder_outputs",
     "assistant_tokenizer",
     "attention_mask",
     "beams",

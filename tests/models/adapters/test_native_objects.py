@@ -98,7 +98,7 @@ def test_a_bias_of_the_head_that_is_no_parameter_counts() -> None:
 @pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
 def test_a_model_of_states_runs_natively_where_nobody_sees_them(kind: str) -> None:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3, "pad_token_id": 0}
     if kind == "Mamba2":
         sizes |= {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 16}
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes)).eval()

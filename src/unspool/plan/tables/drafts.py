@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from unspool.config import pairs
 from unspool.plan.pairs import CallMethod, CallPair, Facts
-from unspool.protocols import ModelInfo
+
+if TYPE_CHECKING:
+    from unspool.protocols import ModelInfo  # torch is not needed to know the settings
 
 DRAFTED = "{name:is {value!r}} does not go with a drafter ({source}): {why}"
 DRAFTS: pairs.Method[pairs.ConfigFacts] = pairs.Method(
