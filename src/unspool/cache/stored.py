@@ -105,17 +105,9 @@ class StoredCache(Cache):
         is_ours = type(self).places is StoredCache.places and type(self).write is StoredCache.write
         return self._store.last_places() if is_ours else self.places()
 
-    def open_layers(
-        self,
-        num_layers: int,
-        rows: int,
-        heads: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def open_layers(self, num_layers: int, rows: int, keys: KeyFormat) -> None:
         for layer in range(self._store.num_layers, num_layers):
-            self._store.add_layer(layer, rows, KeyFormat(heads, width, dtype, device))
+            self._store.add_layer(layer, rows, keys)
 
     @property
     def longest_stretch(self) -> int | None:

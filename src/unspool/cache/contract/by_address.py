@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-
 from unspool.cache.contract.capabilities import Capable
 from unspool.cache.places import Places
+from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import SettingError, UnsupportedError
 
 
@@ -31,17 +30,9 @@ class ReadByAddress(Capable):
         """Whether every layer's buffer is there already, so that a pass only writes into them."""
         return len(self) == num_layers
 
-    def open_layers(
-        self,
-        num_layers: int,
-        rows: int,
-        heads: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Take the memory of layers that nothing was written to yet, on a device, for a pass that writes by
-        address; for kinds that take it with the first keys."""
+    def open_layers(self, num_layers: int, rows: int, keys: KeyFormat) -> None:
+        """Take the memory of layers that nothing was written to yet, for a pass that writes by address;
+        for kinds that take it with the first keys."""
 
     def make_room(self, rows: int, num_new: int) -> None:
         """Let so many positions past every row's length be written, in a pass that counts none of them."""

@@ -73,16 +73,8 @@ class BranchingCache(Cache):
         shared_keys, shared_values = self._prompt._show(layer)
         return BranchedKeys(shared_keys, own_keys), BranchedKeys(shared_values, own_values)
 
-    def open_layers(
-        self,
-        num_layers: int,
-        rows: int,
-        heads: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._own.open_layers(num_layers, rows, heads, width, dtype, device)
+    def open_layers(self, num_layers: int, rows: int, keys: KeyFormat) -> None:
+        self._own.open_layers(num_layers, rows, keys)
 
     def end(self) -> None:
         super().end()

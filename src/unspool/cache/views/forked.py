@@ -12,6 +12,7 @@ from unspool.cache.base import Cache
 from unspool.cache.contract.capabilities import RAGGED
 from unspool.cache.places import Places
 from unspool.cache.span import Mask, Span
+from unspool.cache.stores.memory import KeyFormat
 from unspool.cache.stores.store import Store
 from unspool.errors import SettingError, UnsupportedError
 
@@ -81,16 +82,8 @@ class ForkedCache(Cache):
     def last_places(self) -> Places | None:
         return self._held.last_places()
 
-    def open_layers(
-        self,
-        num_layers: int,
-        rows: int,
-        heads: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._held.open_layers(num_layers, rows, heads, width, dtype, device)
+    def open_layers(self, num_layers: int, rows: int, keys: KeyFormat) -> None:
+        self._held.open_layers(num_layers, rows, keys)
 
     def steady(self) -> AbstractContextManager[Any]:
         return self._held.steady()

@@ -9,6 +9,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.rows import RowCache
+from unspool.cache.stores.memory import KeyFormat
 from unspool.models.encoder_decoder.caches import check_pair
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights, take_decoder
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
@@ -87,7 +88,8 @@ class CapturedPairSteps(CapturedSteps):
         if not (is_whole and is_short and is_plain) or not isinstance(own, RowCache):
             return False
         if not own.holds_buffers(spec.num_layers):
-            own.open_layers(spec.num_layers, rows, spec.num_kv_heads, spec.head_dim, self._dtype, self._numbered)
+            keys = KeyFormat(spec.num_kv_heads, spec.head_dim, self._dtype, self._numbered)
+            own.open_layers(spec.num_layers, rows, keys)
         return True
 
     def _has_plain_keys(self, cache: Cache) -> bool:

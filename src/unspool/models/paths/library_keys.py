@@ -12,6 +12,7 @@ import torch
 
 from unspool.cache import Cache, EncoderDecoderCache, Span
 from unspool.cache.places import PackedPlaces, Places
+from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import SettingError
 from unspool.kernels.cpu.structures import CPackedLayer, CPacking, CStore, describe_packed, describe_scheme
 from unspool.kernels.packing import Packed
@@ -64,9 +65,8 @@ _KNOWN: WeakKeyDictionary[Places, Addresses | None] = WeakKeyDictionary()
 def find_keys(cache: Cache, span: Span, spec: DecoderSpec) -> LibraryKeys | None:
     """The keys of an open pass; None for caches that the library can't read. The caller holds `cache.steady()`."""
     rows, forks = len(span.starts), cache.num_forks
-    cache.open_layers(
-        spec.num_layers, rows // forks, spec.num_kv_heads, spec.head_dim, torch.float32, torch.device("cpu")
-    )
+    keys = KeyFormat(spec.num_kv_heads, spec.head_dim, torch.float32, torch.device("cpu"))
+    cache.open_layers(spec.num_layers, rows // forks, keys)
     places = cache.places(in_order=True)
     if places is None or len(places.buffers) != spec.num_layers or span.stop > _LONGEST_ROW:
         return None
