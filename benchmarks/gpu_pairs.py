@@ -91,22 +91,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "decoder_start_token_id": 58100,
         },
     ),
-    "nllb-600m": (
-        "M2M100",
-        {
-            "d_model": 1024,
-            "encoder_layers": 12,
-            "decoder_layers": 12,
-            "encoder_attention_heads": 16,
-            "decoder_attention_heads": 16,
-            "encoder_ffn_dim": 4096,
-            "decoder_ffn_dim": 4096,
-            "max_position_embeddings": 1024,
-            "vocab_size": 256206,
-            "scale_embedding": True,
-        },
-    ),
 }
+SHAPES["nllb-600m"] = ("M2M100", {**SHAPES["bart-large"][1], "vocab_size": 256206, "scale_embedding": True})
 CLASSES = {"Marian": "MarianMTModel"}  # others are called …ForConditionalGeneration
 Run = Callable[[int], Any]  # of so many new tokens
 

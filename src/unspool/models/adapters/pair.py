@@ -205,18 +205,22 @@ class AdaptedPair(AdaptedModel):
         lengths: Sequence[int],
         more: Mapping[str, Any],
     ) -> Any:
-        from transformers.modeling_outputs import BaseModelOutput
-
+        inputs = {name: new, **more, **self._show_source(states, lengths)}
         with name_failures(self.inner):
             return self.inner(
-                encoder_outputs=BaseModelOutput(last_hidden_state=states),  # type: ignore[arg-type]  # any kind of float
-                attention_mask=_mark(lengths, states.shape[1], self.device),
-                past_key_values=make_pair_keys(pass_, source),
-                use_cache=True,
-                return_dict=True,
-                **{name: new},
-                **more,
+                past_key_values=make_pair_keys(pass_, source), use_cache=True, return_dict=True, **self._rename(inputs)
             )
+
+    def _show_source(self, states: torch.Tensor, lengths: Sequence[int]) -> dict[str, Any]:
+        """What the model takes of its encoder's states."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        shown = BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]  # any kind of float
+        return {"encoder_outputs": shown, "attention_mask": _mark(lengths, states.shape[1], self.device)}
+
+    def _rename(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs of a pass by the names of the model's forward."""
+        return inputs
 
 
 class AdaptedHalf(AdaptedPair):
@@ -229,24 +233,11 @@ class AdaptedHalf(AdaptedPair):
     def _gather_source(self, encoded: Encoded) -> Harvest:
         return super()._gather_source(replace(encoded, states=encoded.states.to(self.dtype)))
 
-    def _call(
-        self,
-        pass_: Any,
-        source: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
-        name: str,
-        new: torch.Tensor,
-        states: torch.Tensor,
-        _: Sequence[int],
-        more: Mapping[str, Any],
-    ) -> Any:
-        with name_failures(self.inner):
-            return self.inner(
-                encoder_outputs=states,
-                past_key_values=make_pair_keys(pass_, source),
-                use_cache=True,
-                return_dict=True,
-                **{key.removeprefix("decoder_"): value for key, value in {name: new, **more}.items()},
-            )
+    def _show_source(self, states: torch.Tensor, lengths: Sequence[int]) -> dict[str, Any]:
+        return {"encoder_outputs": states}
+
+    def _rename(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return {name.removeprefix("decoder_"): value for name, value in inputs.items()}
 
 
 class GroupPass(PlacedPass):

@@ -7,7 +7,6 @@ from typing import Any, Final
 import torch
 
 from unspool.kernels.gpu.products.activations import CODES
-from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parallel_product import Branch
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import (
@@ -26,6 +25,7 @@ from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_body import Body, StepInputs, find_positions
+from unspool.models.paths.captured_norms import norm_arguments, normalise_by
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding, WordLinear
 
@@ -87,7 +87,7 @@ class FusedBody(Body):
         if weights.final_norm is None:
             states.copy_(self._x)
         else:
-            _normalise(weights.final_norm, self._x, states)
+            normalise_by(weights.final_norm, self._x, states)
         multiply(weights.head.operand, self.states, logits, bias=weights.head.bias)
 
     def _run_sequential(self, index: int, layer: Layer, inputs: StepInputs) -> None:
@@ -161,7 +161,7 @@ class FusedBody(Body):
             if weights.positions is not None:
                 x.add_(weights.positions[self._find_places(inputs)])
         if weights.embedding_norm is not None:
-            _normalise(weights.embedding_norm, x, x)
+            normalise_by(weights.embedding_norm, x, x)
 
     def _find_places(self, inputs: StepInputs) -> torch.Tensor:
         """Rows of the table of positions; absent tokens may have any."""
@@ -195,7 +195,7 @@ class FusedBody(Body):
             multiply(linear.operand, self._norm_state(linear, norm), out, bias=linear.bias, is_arranged=True, **after)
             return
         self._settle()
-        before = _describe(norm) if norm is not None else {}
+        before = norm_arguments(norm) if norm is not None else {}
         multiply(linear.operand, self._x, out, bias=linear.bias, addend=addend, **before, **after)
         if addend is not None:
             self._x, self._spare = self._spare, self._x
@@ -205,11 +205,11 @@ class FusedBody(Body):
         order = find_order(linear.operand, self._x)
         if self._parts is None:
             self._settle()
-            normalise(self._x, norm.weight, norm.eps, self._spare, centres=norm.is_layer, shift=norm.bias, order=order)
+            normalise_by(norm, self._x, self._spare, order=order)
         else:
             parts, bias = self._parts
             self._parts = None
-            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, order=order, **_describe(norm))
+            add_parts(parts, self._x, bias=bias, adds=True, normed=self._spare, order=order, **norm_arguments(norm))
         return self._spare
 
     def _multiply_qkv(self, layer: Layer) -> torch.Tensor:
@@ -263,14 +263,5 @@ class FusedBody(Body):
             self._parts = None
             add_parts(parts, self._x, bias=bias, adds=True)
         if self._pending is not None:
-            _normalise(self._pending, self._made, self._x, adds=True)
+            normalise_by(self._pending, self._made, self._x, adds=True)
             self._pending = None
-
-
-def _describe(norm: Norm) -> dict[str, Any]:
-    """A norm as kernels take it."""
-    return {"norm": norm.weight, "eps": norm.eps, "centres": norm.is_layer, "shift": norm.bias}
-
-
-def _normalise(norm: Norm, x: torch.Tensor, out: torch.Tensor, *, adds: bool = False) -> None:
-    normalise(x, norm.weight, norm.eps, out, adds=adds, centres=norm.is_layer, shift=norm.bias)

@@ -17,13 +17,13 @@ from unspool.kernels.gpu.attention.parted_attention import PartedAttention, Part
 from unspool.kernels.gpu.attention.split_attention import HeadShape
 from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.gpu.products.activations import CODES
-from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parts_product import multiply_parts
 from unspool.kernels.gpu.products.product import multiply
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import CrossWeights
 from unspool.models.paths.captured_body import Body, StepInputs
+from unspool.models.paths.captured_norms import norm_arguments, normalise_by
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Embedding, Norm
@@ -145,13 +145,13 @@ class FusedPairBody(PairBody):
         final = self._late if self._late is not None else weights.final_norm
         scale = self._pair.head_scale
         if not self._shape.wants_states and scale == 1.0:
-            before = describe_norm(final) if final is not None else {}
+            before = norm_arguments(final) if final is not None else {}
             multiply(weights.head.operand, self._x, logits, bias=weights.head.bias, **before)
             return
         if final is None:
             self.states.copy_(self._x)
         else:
-            normalise(self._x, final.weight, final.eps, self.states, centres=final.is_layer, shift=final.bias)
+            normalise_by(final, self._x, self.states)
         given = self.states if scale == 1.0 else self.states * scale
         multiply(weights.head.operand, given, logits, bias=weights.head.bias)
 
@@ -168,17 +168,17 @@ class FusedPairBody(PairBody):
         if norm is None:
             return
         if self._pair.is_norm_first:
-            normalise(self._x, norm.weight, norm.eps, self._x, centres=norm.is_layer, shift=norm.bias)
+            normalise_by(norm, self._x, self._x)
         else:
             self._late = norm
 
     def _multiply_state(self, linear: AnyLinear, norm: Norm, out: torch.Tensor, **after: Any) -> None:
         """A product of the state, after the norm that comes before it."""
         if self._pair.is_norm_first:
-            multiply(linear.operand, self._x, out, bias=linear.bias, **describe_norm(norm), **after)
+            multiply(linear.operand, self._x, out, bias=linear.bias, **norm_arguments(norm), **after)
             return
         late, self._late = self._late, None
-        before = {"kept": self._spare, **describe_norm(late)} if late is not None else {}
+        before = {"kept": self._spare, **norm_arguments(late)} if late is not None else {}
         multiply(linear.operand, self._x, out, bias=linear.bias, **before, **after)
         if late is not None:
             self._x, self._spare = self._spare, self._x
@@ -241,11 +241,6 @@ class PartedPairBody(FusedPairBody):
         multiply_parts(weight, parts, self._x, linear.bias)
         if not self._pair.is_norm_first:
             self._late = norm
-
-
-def describe_norm(norm: Norm) -> dict[str, Any]:
-    """A norm as kernels take it."""
-    return {"norm": norm.weight, "eps": norm.eps, "centres": norm.is_layer, "shift": norm.bias}
 
 
 def shape_heads(parts: PairParts) -> HeadShape:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import multiply, multiply_parts
 from unspool.models.paths.captured_body import StepInputs
-from unspool.models.paths.captured_pair_blocks import FusedPairBody, describe_norm
+from unspool.models.paths.captured_norms import norm_arguments, normalise_by
+from unspool.models.paths.captured_pair_blocks import FusedPairBody
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Norm
@@ -68,10 +68,10 @@ class RowsPairBody(FusedPairBody):
     def _norm_state(self, norm: Norm, out: torch.Tensor) -> None:
         """Write the norm of the state, with what is still to be added to it."""
         if self._sum is None:
-            normalise(self._x, norm.weight, norm.eps, out, centres=norm.is_layer, shift=norm.bias)
+            normalise_by(norm, self._x, out)
             return
         (parts, bias), self._sum = self._sum, None
-        add_parts(parts, self._x, bias=bias, adds=True, normed=out, **describe_norm(norm))
+        add_parts(parts, self._x, bias=bias, adds=True, normed=out, **norm_arguments(norm))
 
     def _settle(self) -> None:
         """Add what is still to be added to the state."""

@@ -15,11 +15,11 @@ from unspool.kernels.attention import attend
 from unspool.kernels.gpu.attention.source_attention import attend_source, lay_out_biases
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.gating import gate
-from unspool.kernels.gpu.products.norms import normalise
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import Stack
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
+from unspool.models.paths.captured_norms import norm_arguments, normalise_by
 from unspool.models.weights import Norm
 
 
@@ -75,16 +75,7 @@ class EncoderBody:
             x.add_(made)
             return x, x
         normed = torch.empty_like(x)
-        add_parts(
-            made[None],
-            x,
-            adds=True,
-            normed=normed,
-            norm=norm.weight,
-            eps=norm.eps,
-            centres=norm.is_layer,
-            shift=norm.bias,
-        )
+        add_parts(made[None], x, adds=True, normed=normed, **norm_arguments(norm))
         return (x, normed) if self._spec.is_norm_first else (normed, normed)
 
     def _attend(
@@ -130,5 +121,5 @@ class EncoderBody:
 
 def _norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:
     normed = torch.empty_like(x)
-    normalise(x, norm.weight, norm.eps, normed, centres=norm.is_layer, shift=norm.bias)
+    normalise_by(norm, x, normed)
     return normed
