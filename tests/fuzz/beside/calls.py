@@ -76,7 +76,7 @@ def draw(rng: Random) -> Call:
     for processor in rng.sample(sorted(PROCESSORS), rng.choice([0, 0, 1, 1, 2, 3])):
         settings |= PROCESSORS[processor](rng)
     if rng.random() < 0.7:
-        settings["eos_token_id"] = rng.choice([EOS_FEW(rng), EOS_MANY(rng)])
+        settings["eos_token_id"] = rng.choice([_draw_end(rng), _draw_ends(rng)])
     if rng.random() < 0.15:
         settings["pad_token_id"] = rng.randrange(VOCAB)
     _draw_cache(rng, name, strategy, settings)
@@ -100,11 +100,11 @@ def draw(rng: Random) -> Call:
     return Call(name, rng.randrange(3), strategy, ids, mask, embeds, settings, extras, attention)
 
 
-def EOS_FEW(rng: Random) -> Any:  # noqa: N802
+def _draw_end(rng: Random) -> Any:
     return rng.choice([models.EOS, [models.EOS, rng.randrange(3, VOCAB)]])
 
 
-def EOS_MANY(rng: Random) -> Any:  # noqa: N802
+def _draw_ends(rng: Random) -> Any:
     return sorted(rng.sample(range(1, VOCAB), 25))
 
 
