@@ -15,9 +15,10 @@ from collections.abc import Callable
 import torch
 
 from unspool.kernels.cpu import find_library, pack_tiles, quantise_rows, read_supers
-from unspool.kernels.cpu.structures import describe_matrix
+from unspool.kernels.cpu.structures import NARROW, PANEL, describe_matrix
 from unspool.kernels.cpu.supers import SUPER_BYTES, SUPER_KINDS, count_columns
 
+NARROW_KINDS = {name: dtype for dtype, name in NARROW.items()}
 STORED = {kind: name for name, kind in SUPER_KINDS.items()} | {"q5": "Q5_1"}
 
 
@@ -32,6 +33,12 @@ def make_tiles(kind: str, outputs: int, inputs: int, seed: int) -> torch.Tensor:
         assert blocks is not None
         return pack_tiles(blocks)
     weight = torch.randn(outputs, inputs, generator=generator)
+    if kind in NARROW_KINDS:
+        dtype = NARROW_KINDS[kind]
+        library, tiles = find_library(), torch.empty(-(-outputs // PANEL) * PANEL * inputs, dtype=dtype)
+        assert library is not None
+        assert library.narrow_rows(weight.to(dtype).float(), tiles)
+        return tiles
     return weight if kind == "float32" else pack_tiles(quantise_rows(weight, kind))
 
 
@@ -53,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["576x1536", "2048x8192"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 16, 32])
-    parser.add_argument("--kinds", nargs="+", default=["float32"], choices=["float32", "int8", "int4", *STORED])
+    parser.add_argument("--kinds", nargs="+", default=["float32"], choices=["float32", *NARROW_KINDS, "int8", "int4", *STORED])
     parser.add_argument("--megabytes", type=int, default=192, help="of matrices that take turns")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.6)

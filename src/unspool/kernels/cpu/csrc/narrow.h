@@ -15,6 +15,10 @@
 #elif defined(US_AVX2)
 #define NARROW_TURN 6
 #define NARROW_PANELS 2
+#elif defined(__aarch64__)
+#define NARROW_TURN 5 /* 20 sums, five vectors of activations and one of weights */
+#define NARROW_PANELS 2
+#define NARROW_M 60 /* rows for which weights are widened once */
 #else
 #define NARROW_TURN 4
 #define NARROW_PANELS 2
@@ -134,7 +138,7 @@ INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, c
     return rows;
 }
 
-#else
+#elif !defined(NARROW_M)
 #define NARROW_M NARROW_TURN
 #endif
 
@@ -227,6 +231,9 @@ static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t
 #undef ROWS_OF
     return t.count;
 }
+
+#elif defined(__aarch64__)
+#include "narrow_neon.h"
 
 #else
 #define VECTORS (US_PANEL / LANES)

@@ -1,0 +1,146 @@
+/* Products with numbers of 16 bits by ARM's vectors. Included by narrow.h.
+ *
+ * A few rows widen the weights in registers. More of them widen a span of a panel once, into the first-level cache, and take
+ * turns with it, while the next span comes from memory: widening a weight of float16 takes as long as multiplying it by four
+ * rows, one of bfloat16 half of that. Either way a sum takes its columns one after the other.
+ */
+#ifndef UNSPOOL_NARROW_NEON_H
+#define UNSPOOL_NARROW_NEON_H
+
+#define VECTORS (US_PANEL / LANES)
+#define SPAN 512 /* columns of a panel that are widened at once: 32 KB */
+
+/* Multiply by the column that is `lane` of four: a vector of weights, and M rows. */
+#define ADD_COLUMN(v, weights, lane) EACH_ROW total[v][m] += (weights) * given[m][lane]
+
+/* A vector of weights of the first or the second of two columns. */
+INLINE float32x4_t widen_column(const uint8_t *w, const int v, const int kind, const int odd) {
+    if (kind == US_F16) return (float32x4_t)widen_halves(w + 32 * odd + 2 * LANES * v);
+    const uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8(w + 4 * LANES * v));
+    return vreinterpretq_f32_u32(odd ? vandq_u32(both, vdupq_n_u32(0xffff0000)) : vshlq_n_u32(both, 16));
+}
+
+/* M rows times P panels whose weights are widened in registers. */
+INLINE void rows_of_panels(panels p, int32_t columns, const float *x, size_t stride, const int M, const int P, const int kind,
+                           float *out) {
+    const int goes_first = kind == US_F16 ? M > 1 : M == 2; /* two columns are widened before anything is multiplied by them */
+    float32x4_t total[NARROW_PANELS * VECTORS][NARROW_TURN];
+    UNROLLED for (int v = 0; v < P * VECTORS; v++) EACH_ROW total[v][m] = vdupq_n_f32(0);
+    const uint8_t *w = p.first;
+    for (int32_t k = 0; k < columns; k += 4, w += 128) {
+        float32x4_t given[NARROW_TURN];
+        EACH_ROW given[m] = vld1q_f32(x + m * stride + k);
+        UNROLLED for (int i = 0; i < P; i++) {
+            UNROLLED for (int pair = 0; pair < 2; pair++) {
+                const uint8_t *from = w + (size_t)i * p.apart + 64 * pair;
+                float32x4_t even[VECTORS], odd[VECTORS];
+                __builtin_prefetch(from + 1024);
+                UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) even[v] = widen_column(from, v, kind, 0);
+                UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) odd[v] = widen_column(from, v, kind, 1);
+                UNROLLED for (int v = 0; v < VECTORS; v++)
+                    ADD_COLUMN(i * VECTORS + v, goes_first ? even[v] : widen_column(from, v, kind, 0), 2 * pair);
+                UNROLLED for (int v = 0; v < VECTORS; v++)
+                    ADD_COLUMN(i * VECTORS + v, goes_first ? odd[v] : widen_column(from, v, kind, 1), 2 * pair + 1);
+            }
+        }
+    }
+    EACH_ROW UNROLLED for (int v = 0; v < P * VECTORS; v++) vst1q_f32(out + MADE * m + LANES * v, total[v][m]);
+}
+
+/* A few rows times panels; one row takes two at once, for the sums of one would wait for each other. */
+static void multiply_few(panels p, int32_t columns, const float *x, size_t stride, int32_t num_rows, float *out) {
+    const int32_t together = num_rows == 1 ? p.count : 1;
+    for (int32_t i = 0; i < p.count; i += together, p.first += p.apart, out += US_PANEL) {
+#define ROWS(M, P, kind) \
+    case 16 * M + 8 * (P - 1) + (kind == US_F16): rows_of_panels(p, columns, x, stride, M, P, kind, out); break
+        switch (16 * num_rows + 8 * (together - 1) + (p.kind == US_F16)) {
+            ROWS(1, 1, US_F16);
+            ROWS(1, 2, US_F16);
+            ROWS(2, 1, US_F16);
+            ROWS(3, 1, US_F16);
+            ROWS(4, 1, US_F16);
+            ROWS(5, 1, US_F16);
+            ROWS(1, 1, US_BF16);
+            ROWS(1, 2, US_BF16);
+            ROWS(2, 1, US_BF16);
+            ROWS(3, 1, US_BF16);
+            ROWS(4, 1, US_BF16);
+            ROWS(5, 1, US_BF16);
+        }
+#undef ROWS
+    }
+}
+
+/* Columns of a panel as floats, one after the other. */
+static void widen_span(const uint8_t *w, int32_t columns, int32_t kind, float *wide) {
+    for (int32_t k = 0; k < columns; k += 2, w += 64, wide += 2 * US_PANEL) {
+        UNROLLED for (int odd = 0; odd < 2; odd++)
+            UNROLLED for (int v = 0; v < VECTORS; v++)
+                vst1q_f32(wide + US_PANEL * odd + LANES * v,
+                          kind == US_F16 ? widen_column(w, v, US_F16, odd) : widen_column(w, v, US_BF16, odd));
+    }
+}
+
+/* M rows times a span that was widened; sums go on from those before it, if there are any. `ahead` is where this turn's share of
+ * the span that comes next lies, of which it asks for `asked` bytes with every four columns. */
+INLINE void rows_of_span(const float *wide, int32_t columns, const float *x, size_t stride, const int M, const int goes_on,
+                         const uint8_t *ahead, size_t asked, float *out) {
+    float32x4_t total[VECTORS][NARROW_TURN];
+    UNROLLED for (int v = 0; v < VECTORS; v++)
+        EACH_ROW total[v][m] = goes_on ? vld1q_f32(out + MADE * m + LANES * v) : vdupq_n_f32(0);
+    for (int32_t k = 0; k < columns; k += 4, wide += 4 * US_PANEL, ahead += asked) {
+        float32x4_t given[NARROW_TURN];
+        __builtin_prefetch(ahead, 0, 2);
+        EACH_ROW given[m] = vld1q_f32(x + m * stride + k);
+        UNROLLED for (int v = 0; v < VECTORS; v++) ADD_COLUMN(v, vld1q_f32(wide + LANES * v), 0);
+        UNROLLED for (int v = 0; v < VECTORS; v++) ADD_COLUMN(v, vld1q_f32(wide + US_PANEL + LANES * v), 1);
+        UNROLLED for (int v = 0; v < VECTORS; v++) ADD_COLUMN(v, vld1q_f32(wide + 2 * US_PANEL + LANES * v), 2);
+        UNROLLED for (int v = 0; v < VECTORS; v++) ADD_COLUMN(v, vld1q_f32(wide + 3 * US_PANEL + LANES * v), 3);
+    }
+    EACH_ROW UNROLLED for (int v = 0; v < VECTORS; v++) vst1q_f32(out + MADE * m + LANES * v, total[v][m]);
+}
+
+/* Several rows times panels: all of them take turns with a span. */
+static void multiply_many(panels p, int32_t columns, const float *x, size_t stride, int32_t num_rows, float *out) {
+    const int32_t turns = (num_rows + NARROW_TURN - 1) / NARROW_TURN;
+    _Alignas(64) float wide[SPAN * US_PANEL];
+    for (int32_t i = 0; i < p.count; i++, p.first += p.apart, out += US_PANEL)
+        for (int32_t begin = 0; begin < columns; begin += SPAN) {
+            const int32_t count = columns - begin < SPAN ? columns - begin : SPAN;
+            const uint8_t *next = p.first + sizeof(uint16_t) * US_PANEL * (size_t)(begin + count);
+            const size_t asked = 4 * sizeof(uint16_t) * US_PANEL / (size_t)turns;
+            widen_span(p.first + sizeof(uint16_t) * US_PANEL * (size_t)begin, count, p.kind, wide);
+            for (int32_t turn = 0; turn < turns; turn++) {
+                const int32_t row = num_rows * turn / turns;
+                const uint8_t *ahead = next + asked * (size_t)(count / 4) * (size_t)turn;
+                const float *from = x + (size_t)row * stride + begin;
+                float *to = out + MADE * row;
+#define ROWS(M)                                                            \
+    case M:                                                                \
+        if (begin) rows_of_span(wide, count, from, stride, M, 1, ahead, asked, to);  \
+        else rows_of_span(wide, count, from, stride, M, 0, ahead, asked, to);        \
+        break
+                switch (num_rows * (turn + 1) / turns - row) {
+                    ROWS(1);
+                    ROWS(2);
+                    ROWS(3);
+                    ROWS(4);
+                    ROWS(5);
+                }
+#undef ROWS
+            }
+        }
+}
+#undef ADD_COLUMN
+
+/* A near-even part of all rows, of at most NARROW_M from `row` on, times panels: out[row][MADE]. How many rows those are. */
+static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+    const int32_t parts = (num_rows + NARROW_M - 1) / NARROW_M, part = ((row + 1) * parts - 1) / num_rows;
+    const int32_t rows = num_rows * (part + 1) / parts - row;
+    const float *x = in->x + (size_t)row * in->stride;
+    if (rows <= NARROW_TURN) multiply_few(p, columns, x, in->stride, rows, out);
+    else multiply_many(p, columns, x, in->stride, rows, out);
+    return rows;
+}
+
+#endif
