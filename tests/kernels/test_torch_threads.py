@@ -33,6 +33,9 @@ def test_scopes_nest_and_end() -> None:
         assert torch.get_num_threads() == 1
         with one_thread(100), all_threads():
             assert torch.get_num_threads() == 3
+            with one_thread(100):
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 3
         assert torch.get_num_threads() == 1
     with all_threads():
         assert torch.get_num_threads() == 3

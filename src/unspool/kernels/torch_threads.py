@@ -70,7 +70,9 @@ def all_threads() -> Iterator[None]:
         yield
         return
     set_threads(number)
+    _inside.all = None
     try:
         yield
     finally:
+        _inside.all = number
         set_threads(1)

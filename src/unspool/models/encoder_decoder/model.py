@@ -30,7 +30,7 @@ from unspool.models.paths.captured import explain_no_capture
 from unspool.models.paths.captured_encoder import CapturedEncoder, takes_encoder
 from unspool.models.paths.captured_pair import CapturedPairSteps
 from unspool.models.paths.library import PACKING_LIMIT
-from unspool.models.paths.library_encoder import EncoderProducts, Multiply, multiply_plainly
+from unspool.models.paths.library_encoder import EncoderProducts, Multiply, beside, multiply_plainly
 from unspool.models.paths.library_model import explain_unread
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
@@ -163,13 +163,14 @@ class EncoderDecoder(CalledPair):
         ragged = None if want.hidden_states or want.attentions else self._find_ragged(lengths, length)
         x = x if ragged is None else ragged.take(x)[None]
         multiply = self._products.choose(x.shape[0] * x.shape[1])
-        for index, layer in enumerate(stack.layers):
-            if want.hidden_states:
-                hidden.append(x)
-            mask = masks[min(index, len(masks) - 1)]
-            x, weights = self._encode_layer(layer, x, mask, want.attentions, ragged, multiply)
-            if weights is not None:
-                attentions.append(weights)
+        with beside(multiply, len(lengths) * self.spec.encoder.num_heads * length**2):
+            for index, layer in enumerate(stack.layers):
+                if want.hidden_states:
+                    hidden.append(x)
+                mask = masks[min(index, len(masks) - 1)]
+                x, weights = self._encode_layer(layer, x, mask, want.attentions, ragged, multiply)
+                if weights is not None:
+                    attentions.append(weights)
         x = stack.final_norm(x) if stack.final_norm is not None else x
         x = x if ragged is None else ragged.fill(x[0])
         return Encoded(
@@ -284,10 +285,11 @@ class EncoderDecoder(CalledPair):
         ragged = self._find_ragged(encoded.lengths, length)
         states = encoded.states if ragged is None else ragged.take(encoded.states)
         multiply = self._products.choose(states.numel() // states.shape[-1])
-        for index, layer in enumerate(self.weights.decoder.crosses):
-            kv = multiply(layer.kv, states)
-            kv = self._shorten(kv if ragged is None else ragged.fill(kv))
-            cross.write(index, _split_heads(kv, 2, self.spec.decoder))
+        with beside(multiply, states.numel()):
+            for index, layer in enumerate(self.weights.decoder.crosses):
+                kv = multiply(layer.kv, states)
+                kv = self._shorten(kv if ragged is None else ragged.fill(kv))
+                cross.write(index, _split_heads(kv, 2, self.spec.decoder))
         cross.end()
         return cross
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final
 
@@ -12,17 +13,25 @@ import torch
 
 from unspool.kernels.cpu import Library, find_library
 from unspool.kernels.cpu.structures import NARROW, FloatKind, describe_matrix
+from unspool.kernels.torch_threads import one_thread
 from unspool.models.paths.library_narrow import NarrowCopies
 from unspool.models.weights import AnyLinear, Linear, find_addresses
 
 Multiply = Callable[[AnyLinear, torch.Tensor], torch.Tensor]
 """Multiplies rows (…, in) by a matrix: (…, out)."""
 
-# Rows of a product; for more of them torch's products of plain floats are as fast. Measured on AVX-512.
+# Rows of a product; for more of them torch's products of plain floats are as fast. Measured on AVX-512 and a Neoverse-N1.
 _MOST_ROWS: Final[dict[str, dict[FloatKind, int]]] = {
     "amx": {"bfloat16": sys.maxsize, "float16": 128},
     "avx512": {"bfloat16": 128, "float16": 128},
+    "neon_dot": {"bfloat16": sys.maxsize, "float16": sys.maxsize},
 }
+
+
+def beside(multiply: Multiply, num_scores: int) -> AbstractContextManager[None]:
+    """A scope for torch's operators between products: beside the library's they leave it the cores, unless attention
+    over so many scores wants all of them."""
+    return nullcontext() if multiply is multiply_plainly else one_thread(num_scores)
 
 
 def multiply_plainly(linear: AnyLinear, x: torch.Tensor) -> torch.Tensor:
