@@ -34,6 +34,7 @@ _MOST_NARROW: Final[dict[tuple[str, FloatKind], int]] = {
     ("amx", "float16"): 256,
     ("avx512", "bfloat16"): 256,
     ("avx512", "float16"): 256,
+    **{(name, kind): sys.maxsize for name in ("neon_dot", "neon_i8mm") for kind in ("bfloat16", "float16")},
 }
 PACKING_LIMIT: Final = 1 << 30  # bytes of weights up to which a second copy is kept
 

@@ -18,7 +18,8 @@
 #elif defined(__aarch64__)
 #define NARROW_TURN 5 /* 20 sums, five vectors of activations and one of weights */
 #define NARROW_PANELS 2
-#define NARROW_M 60 /* rows for which weights are widened once */
+#define NARROW_M 60 /* rows for which weights are widened once, */
+#define NARROW_ROWS 1 /* and all panels are multiplied by them before the next rows come: they stay in the second-level cache */
 #else
 #define NARROW_TURN 4
 #define NARROW_PANELS 2
@@ -140,6 +141,9 @@ INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, c
 
 #elif !defined(NARROW_M)
 #define NARROW_M NARROW_TURN
+#endif
+#if !defined(NARROW_ROWS)
+#define NARROW_ROWS INT32_MAX /* a panel is multiplied by all rows before the next panel comes */
 #endif
 
 #if defined(US_AVX512)

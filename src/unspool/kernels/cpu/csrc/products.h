@@ -166,15 +166,16 @@ static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *i
     _Alignas(64) float made[NARROW_M * MADE];
     const int32_t most = count_panels(w->kind) * US_PANEL;
     begin_narrow(w->kind, num_rows);
-    for (int64_t begin = first; begin < last; begin += most) {
-        const panels p = find_panels(w, begin, last - begin);
-        const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
-        for (int32_t row = 0; row < num_rows;) {
-            const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
-            put(w, (int32_t)begin, count, made, MADE, row, rows, to);
-            row += rows;
+    for (int32_t from = 0, row = num_rows; from < num_rows; from = row)
+        for (int64_t begin = first; begin < last; begin += most) {
+            const panels p = find_panels(w, begin, last - begin);
+            const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
+            for (row = from; row < num_rows && row - from < NARROW_ROWS;) {
+                const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
+                put(w, (int32_t)begin, count, made, MADE, row, rows, to);
+                row += rows;
+            }
         }
-    }
     end_narrow(w->kind);
 }
 
@@ -236,17 +237,18 @@ static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, 
     _Alignas(64) float gates[NARROW_M * MADE], values[NARROW_M * MADE];
     const int32_t most = count_panels(w->kind) * US_PANEL;
     begin_narrow(w->kind, num_rows);
-    for (int64_t begin = first; begin < last; begin += most) {
-        const panels gate_panels = find_panels(w, begin, last - begin), value_panels = find_panels(w, ffn + begin, last - begin);
-        const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
-        for (int32_t row = 0; row < num_rows;) {
-            const int32_t rows = multiply_panels(gate_panels, w->columns, in, row, num_rows, gates);
-            if (model->is_gated) multiply_panels(value_panels, w->columns, in, row, num_rows, values);
-            for (int m = 0; m < rows; m++)
-                put_fed(model, w, ffn, (int32_t)begin, count, gates + MADE * m, model->is_gated ? values + MADE * m : NULL, row + m, to);
-            row += rows;
+    for (int32_t from = 0, row = num_rows; from < num_rows; from = row)
+        for (int64_t begin = first; begin < last; begin += most) {
+            const panels gate_panels = find_panels(w, begin, last - begin), value_panels = find_panels(w, ffn + begin, last - begin);
+            const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
+            for (row = from; row < num_rows && row - from < NARROW_ROWS;) {
+                const int32_t rows = multiply_panels(gate_panels, w->columns, in, row, num_rows, gates);
+                if (model->is_gated) multiply_panels(value_panels, w->columns, in, row, num_rows, values);
+                for (int m = 0; m < rows; m++)
+                    put_fed(model, w, ffn, (int32_t)begin, count, gates + MADE * m, model->is_gated ? values + MADE * m : NULL, row + m, to);
+                row += rows;
+            }
         }
-    }
     end_narrow(w->kind);
 }
 
