@@ -108,9 +108,8 @@ class Rows:
             return
         self._add_late(tokens)
 
-    def append_moved(self, tokens: torch.Tensor, sources: torch.Tensor) -> None:
-        """Let every row go on from the row `sources[row]`, and add the tokens (rows,); the host knows neither."""
-        column = tokens[:, None]
+    def append_moved(self, column: torch.Tensor, sources: torch.Tensor) -> None:
+        """Let every row go on from the row `sources[row]`, and add a column (rows, 1); the host knows neither."""
         if self._view is not None:
             self._view = enter(self._view.index_select(0, sources), column, self.ends, self.pad_token_id)
         self._on_host.forget()

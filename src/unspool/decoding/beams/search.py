@@ -78,7 +78,7 @@ class BeamTurns:
         beams, rows = self._beams, self._rows
         parents, tokens, sources = beams.choose()
         if sources is not None:
-            rows.append_moved(tokens, sources)
+            rows.append_moved(tokens[:, None], sources)
         else:
             if parents != list(range(len(rows))):
                 rows.reorder(parents)

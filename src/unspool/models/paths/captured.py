@@ -208,9 +208,8 @@ class CapturedSteps:
             if places not in self._seen:
                 self._follow_moves(places)
             sources = self._find_sources(cache)
-            shape = _shape_pass(places, want, rows, num_new, num_forks)
-            if sources is not None:
-                shape = replace(shape, rows_each=rows // len(sources.lengths))
+            rows_each = 0 if sources is None else rows // len(sources.lengths)
+            shape = _shape_pass(places, want, rows, num_new, num_forks, rows_each)
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
@@ -255,7 +254,7 @@ class CapturedSteps:
         return make_body(self._spec, self._weights, self._device, self._dtype, shape)
 
 
-def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
+def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int, rows_each: int) -> PassShape:
     """The graph that a pass needs."""
     epilogue = want.epilogue if want.epilogue is not None and want.epilogue.fits(num_new, num_forks) else None
     return _find_shape(
@@ -270,6 +269,7 @@ def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: 
         want.last_states,
         places.packed.schemes if places.packed is not None else None,
         places.landing.away if places.landing is not None and num_new == 1 else (),
+        rows_each,
         None if epilogue is None else epilogue.key,
     )
 
@@ -287,6 +287,7 @@ def _find_shape(
     wants_states: bool,
     packing: tuple[Scheme, Scheme] | None,
     away: tuple[int, ...],
+    rows_each: int,
     epilogue: Hashable | None,
 ) -> PassShape:
     """A shape, made once: its parts are many, and a step takes it each time."""
@@ -300,5 +301,6 @@ def _find_shape(
         wants_states=wants_states,
         packing=packing,
         away=away,
+        rows_each=rows_each,
         epilogue=epilogue,
     )
