@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from unspool.kernels.sending import send
+from unspool.kernels.sending import fetch, send
 from unspool.protocols import TokenLog
 
 CHUNK = 64  # columns by which tables grow, and the most that wait
+MOST_MOVES = 4  # of rows between columns that wait, if each is launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class TokenTable:
     def enter_late(self, lengths: Sequence[int]) -> None:
         """Enter the columns that wait, together as far as rows did not move between them."""
         moves = [place for place, late in enumerate(self._late) if isinstance(late, MovedColumn)]
+        if len(moves) > MOST_MOVES:
+            self._follow_moves()
+            moves = []
         edges = [0, *(place for place in moves if place), len(self._late)] if self._late else []
         for first, stop in pairwise(edges):
             opening = self._late[first]
@@ -113,6 +118,21 @@ class TokenTable:
             starts = [length - len(self._late) + first for length in lengths]
             self._tokens = enter(self._tokens, tokens, starts, self._fill)
         self._waiting = []
+
+    def _follow_moves(self) -> None:
+        """Let the rows, and the columns that wait, follow all moves among them at once: worked out on the host, which
+        waits for them, as launching every move takes longer."""
+        columns = torch.cat([self.read_late(place) for place in range(len(self._late))], dim=1)
+        itself = torch.arange(len(columns), device=columns.device)
+        moves = [late.sources if isinstance(late, MovedColumn) else itself for late in self._late]
+        tokens, sources = (part.read().numpy() for part in (fetch(columns), fetch(torch.stack(moves))))
+        followed, row = np.empty_like(tokens), np.arange(len(tokens))
+        for place in reversed(range(len(sources))):
+            followed[:, place] = tokens[row, place]
+            row = sources[place][row]
+        self._tokens = self._tokens.index_select(0, send(row.tolist(), self.device))
+        sent = send(followed.ravel().tolist(), self.device).view(followed.shape)
+        self._waiting = list(sent.split(1, dim=1))
 
     def take_back(self, count: int) -> bool:
         """Forget the last columns, if all of them wait and rows have moved before the last; whether it was so."""

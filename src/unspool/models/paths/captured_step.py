@@ -54,12 +54,15 @@ class CapturedStep:
             size += count_packed(spec.num_layers, rows)
         elif shape.away:
             size += spec.num_layers
+        # Outside inference mode, so that a step's tokens can be copied there: entering it takes longer than the copy.
+        with torch.inference_mode(False):
+            tokens = torch.zeros(shape.num_tokens, dtype=torch.int64, device=device)
         with torch.inference_mode():
             table = torch.zeros(size, dtype=torch.int64, device=device)
             lengths = torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device)
             num_entries = spec.num_layers + 1 + rows if shape.rows_each else 0
             self._inputs = StepInputs(
-                tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
+                tokens=tokens,
                 lengths=lengths,
                 table=table,
                 base=torch.zeros(UNIT, dtype=dtype, device=device),
@@ -108,7 +111,8 @@ class CapturedStep:
         is_same = is_known and knows_sources and self._lengths == starts
         epilogue = self._epilogue
         is_fed = tokens is self._fed if epilogue is None else epilogue.holds(want.epilogue)
-        if not (is_same and is_fed):
+        has_inputs = epilogue is None or is_fed
+        if not (is_same and has_inputs):
             with torch.inference_mode():
                 if not is_known:
                     self._send_places(places)
@@ -123,8 +127,8 @@ class CapturedStep:
                     self._graph = self._capture(starts)
                     if epilogue is not None:
                         epilogue.set_inputs(want.epilogue)  # launches may have changed them
-                if not is_fed:
-                    self._show(count)[0].copy_(tokens.reshape(-1))
+        if not is_fed:
+            self._show(count)[0].copy_(tokens.reshape(-1))
         assert self._graph is not None
         self._graph.replay()
         self.num_logged += 1

@@ -1,0 +1,36 @@
+"""Tokens of rows that go on from others, which only the device knows, come to their rows as if each had been told."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unspool.decoding.prompts import Prompts
+from unspool.decoding.rows import Rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_moves(data: st.DataObject) -> None:
+    num_rows = data.draw(st.integers(1, 5))
+    ids = torch.arange(num_rows * 3).view(num_rows, 3)
+    moved, plain = (Rows(Prompts(ids, [3] * num_rows, hides_padding=True), 0) for _ in range(2))
+    for number in range(1, data.draw(st.integers(2, 90))):
+        column = 100 * number + torch.arange(num_rows)[:, None]
+        kind = data.draw(st.sampled_from(["moved"] * 9 + ["plain", "look", "drop"]))
+        if kind == "plain":
+            moved.append(column)
+            plain.append(column)
+        else:
+            index = data.draw(st.lists(st.integers(0, num_rows - 1), min_size=num_rows, max_size=num_rows))
+            moved.append_moved(column, torch.tensor(index))
+            if kind == "drop":
+                moved.drop(1)
+                continue
+            plain.reorder(index)
+            plain.append(column)
+        assert moved.lengths == plain.lengths
+        if kind == "look":
+            assert moved.history().tolist() == plain.history().tolist()
+    assert moved.history().tolist() == plain.history().tolist()
