@@ -57,7 +57,8 @@ def choosing(monkeypatch: pytest.MonkeyPatch, ahead: list[Any]) -> list[BeamChoi
             return answer(ask)
         asked.append(choice)
         forward = answer(replace(ask, want=replace(ask.want, epilogue=None)))
-        forward.epilogue = choose_by_operators(forward.logits, choice)
+        is_overwritten = len(asked) % 3 == 0
+        forward.epilogue = choose_by_operators(forward.logits, choice, is_overwritten=is_overwritten)
         forward.logits = torch.full_like(forward.logits, torch.nan)  # nobody may look at them
         return forward
 
@@ -66,20 +67,23 @@ def choosing(monkeypatch: pytest.MonkeyPatch, ahead: list[Any]) -> list[BeamChoi
     return asked
 
 
-def choose_by_operators(logits: torch.Tensor, choice: BeamChoice) -> ChosenBeams:
+def choose_by_operators(logits: torch.Tensor, choice: BeamChoice, *, is_overwritten: bool = False) -> ChosenBeams:
     sizes, rows = choice.sizes, len(logits)
     assert choice.before is not None and choice.mask is not None
     settings = make_settings(num_beams=sizes.num_beams, eos_token_ids=tuple(choice.ends.tolist()))
     assert settings.num_candidates == sizes.num_candidates
     scores = logits.float().log_softmax(-1) + choice.mask
     found = select_by_operators(scores, choice.before.running, choice.ends, settings)
-    memory = BeamMemory(rows + 3, sizes)  # graphs are made for more rows
-    held = torch.full((memory.num_numbers,), -7)
-    memory.find_parents(held, rows).copy_(found.parents)
-    memory.find_tokens(held, rows).copy_(found.column)
-    memory.find_running(held, rows).copy_(found.running)
-    memory.find_packed(held, rows).copy_(found.packed)
-    return ChosenBeams(memory, held, rows)
+    memory = BeamMemory(rows + 3, sizes, logits.device)  # graphs are made for more rows
+    parts = memory.find_parts(rows)
+    for part, values in zip(parts, (found.packed, found.parents, found.column, found.running), strict=True):
+        part.copy_(values)
+    chosen = ChosenBeams(memory, rows)
+    if is_overwritten:  # by another search's pass
+        chosen._fetched._values = memory.held.clone()  # as it is copied on a device
+        memory.held.fill_(-7)
+        memory.num_runs += 1
+    return chosen
 
 
 PROMPTS = [[5, 17, 90, 4], [40, 41], [100, 7, 8, 9, 60, 3], [11, 12, 13]]
@@ -105,7 +109,7 @@ def test_sequences_are_those_of_searches_step_by_step(settings: dict[str, Any], 
     assert found.token_ids == expected.token_ids
     assert found.finish_reasons == expected.finish_reasons
     assert found.stats.forward_passes == expected.stats.forward_passes
-    assert len(made) == 1 and not made[0]._flights and made[0]._parents is None
+    assert len(made) == 1 and not made[0]._flights and made[0]._unfollowed is None
 
 
 FORBIDDING: list[dict[str, Any]] = [

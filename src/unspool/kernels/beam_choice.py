@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+
+from unspool.kernels.sending import fetch_once, send
 
 
 class Running(Protocol):
@@ -49,55 +51,105 @@ class BeamChoice:
         return num_new == num_forks == 1
 
 
-class BeamMemory:
-    """How a choice lies in one piece of memory, which is copied at once: lines of one number a row, then candidates."""
+class BeamParts(NamedTuple):
+    """What a choice is made of, where it lies."""
 
-    def __init__(self, rows: int, sizes: BeamSizes) -> None:
-        self._sizes = sizes
+    packed: torch.Tensor  # (prompts, 3, candidates) int32: tokens, beams they continue, bits of their log-probabilities
+    parents: torch.Tensor  # (rows,) int64: the row that each row goes on from
+    column: torch.Tensor  # (rows, 1) int64: its next token
+    running: torch.Tensor  # (rows,) float32: its log-probability
+
+
+class BeamMemory:
+    """One piece of memory for a choice, which is copied at once: lines of one number a row, then the candidates."""
+
+    def __init__(self, rows: int, sizes: BeamSizes, device: torch.device) -> None:
+        self._sizes, self.num_runs = sizes, 0  # how often it was written
         self._line = rows + rows % 2  # an address that is a multiple of 16 has kernels of its own
         num_packed = rows // sizes.num_beams * 3 * sizes.num_candidates
-        self.num_numbers = 3 * self._line + (num_packed + 1) // 2
+        self.held = torch.zeros(3 * self._line + (num_packed + 1) // 2, dtype=torch.int64, device=device)
+        self._known: tuple[int, BeamParts] | None = None  # of how many rows: their parts
 
-    def find_parents(self, held: torch.Tensor, rows: int) -> torch.Tensor:
-        """(rows,) int64: the row that each row goes on from."""
-        return held.narrow(0, 0, rows)
+    def find_parts(self, rows: int) -> BeamParts:
+        """The parts of the first `rows` rows; kept, as to make them takes as long as a launch."""
+        if self._known is None or self._known[0] != rows:
+            self._known = (rows, self._find_parts(rows))
+        return self._known[1]
 
-    def find_tokens(self, held: torch.Tensor, rows: int) -> torch.Tensor:
-        """(rows, 1) int64: its next token."""
-        return held.as_strided((rows, 1), (1, 1), self._line)
+    def _find_parts(self, rows: int) -> BeamParts:
+        held, line, shape = self.held, self._line, self._shape_packed(rows)
+        packed = held[3 * line :].view(torch.int32)[: math.prod(shape)].view(shape)
+        running = held[2 * line : 3 * line].view(torch.float32)[:rows]
+        return BeamParts(packed, held[:rows], held[line : line + rows, None], running)
 
-    def find_running(self, held: torch.Tensor, rows: int) -> torch.Tensor:
-        """(rows,) float32: its log-probability."""
-        return held.narrow(0, 2 * self._line, self._line).view(torch.float32).narrow(0, 0, rows)
+    def read_parts(self, copied: np.ndarray[Any, np.dtype[np.int64]], rows: int) -> HostParts:
+        """The same of a copy on the host."""
+        line, shape = self._line, self._shape_packed(rows)
+        packed = copied[3 * line :].view(np.int32)[: math.prod(shape)].reshape(shape)
+        running = copied[2 * line : 3 * line].view(np.float32)[:rows]
+        return HostParts(packed, copied[:rows], copied[line : line + rows], running)
 
-    def find_packed(self, held: torch.Tensor, rows: int) -> torch.Tensor:
-        """(prompts, 3, candidates) int32: tokens, beams that they continue, bits of their log-probabilities."""
-        shape = (rows // self._sizes.num_beams, 3, self._sizes.num_candidates)
-        packed = held.narrow(0, 3 * self._line, held.numel() - 3 * self._line).view(torch.int32)
-        return packed.narrow(0, 0, math.prod(shape)).view(shape)
+    def _shape_packed(self, rows: int) -> tuple[int, int, int]:
+        return rows // self._sizes.num_beams, 3, self._sizes.num_candidates
 
-    def read_packed(self, held: torch.Tensor, rows: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The same of a copy on the host: numpy takes a tenth of torch's time to find a part."""
-        shape = (rows // self._sizes.num_beams, 3, self._sizes.num_candidates)
-        return held.numpy()[3 * self._line :].view(np.int32)[: math.prod(shape)].reshape(shape)
+
+class HostParts(NamedTuple):
+    """`BeamParts` on the host."""
+
+    packed: np.ndarray[Any, np.dtype[np.int32]]
+    parents: np.ndarray[Any, np.dtype[np.int64]]
+    tokens: np.ndarray[Any, np.dtype[np.int64]]
+    running: np.ndarray[Any, np.dtype[np.float32]]
 
 
 class ChosenBeams:
-    """What a pass chose of its candidates."""
+    """What a pass chose of its candidates: in its memory until that is written again, and on its way to the host."""
 
-    __slots__ = ("__weakref__", "_memory", "_rows", "column", "held", "parents")
+    __slots__ = ("__weakref__", "_fetched", "_memory", "_number", "_on_host", "_rows")
 
-    def __init__(self, memory: BeamMemory, held: torch.Tensor, rows: int) -> None:
-        self._memory, self._rows = memory, rows
-        self.held = held  # int64: all of it
-        self.parents = memory.find_parents(held, rows)
-        self.column = memory.find_tokens(held, rows)  # (rows, 1)
+    def __init__(self, memory: BeamMemory, rows: int) -> None:
+        memory.num_runs += 1
+        self._memory, self._rows, self._number = memory, rows, memory.num_runs
+        self._fetched = fetch_once(memory.held)
+        self._on_host: HostParts | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the memory has not been written since."""
+        return self._memory.num_runs == self._number
+
+    @property
+    def parents(self) -> torch.Tensor:
+        """(rows,) int64: the row that each row goes on from."""
+        if self.is_held:
+            return self._memory.find_parts(self._rows).parents
+        return send(self.read().parents.tolist(), self._memory.held.device)
+
+    @property
+    def column(self) -> torch.Tensor:
+        """(rows, 1) int64: its next token."""
+        if self.is_held:
+            return self._memory.find_parts(self._rows).column
+        return send(self.read().tokens.tolist(), self._memory.held.device)[:, None]
 
     @property
     def running(self) -> torch.Tensor:
-        """(rows,) float32: the log-probabilities of the rows that go on."""
-        return self._memory.find_running(self.held, self._rows)
+        """(rows,) float32: its log-probability."""
+        if self.is_held:
+            return self._memory.find_parts(self._rows).running
+        return send(self.read().running.tolist(), self._memory.held.device, torch.float32)
 
-    def read_packed(self, copied: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The candidates (prompts, 3, candidates) in a copy of all that is held, on the host."""
-        return self._memory.read_packed(copied, self._rows)
+    @property
+    def on_host(self) -> HostParts | None:
+        """What was read."""
+        return self._on_host
+
+    def read(self) -> HostParts:
+        """All of it on the host, once it is there."""
+        if self._on_host is None:
+            self._on_host = self._memory.read_parts(self._fetched.read(_copy), self._rows)
+        return self._on_host
+
+
+def _copy(copied: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return copied.numpy().copy()

@@ -62,7 +62,7 @@ class AheadBeamTurns(BeamTurns):
         self._ends = send(finish.end_tokens, rows.device)
         self._flights: deque[BeamFlight] = deque()
         self._last: Selection | ChosenBeams | None = None  # the beams that go on; None: the host has them
-        self._parents: torch.Tensor | None = None  # (rows,): the moves that the cache has not followed yet
+        self._unfollowed: Selection | ChosenBeams | None = None  # moves that the cache has not followed yet
         self._choice = self._make_choice()
         self._want = replace(scorer.reader.want, epilogue=self._choice)
         self._masks: dict[tuple[int, ...], torch.Tensor] = {}  # by the tokens that are forbidden
@@ -111,8 +111,8 @@ class AheadBeamTurns(BeamTurns):
         want = self._set_choice()
         history = rows.history() if scorer.processors and want is None else None
         chosen = self._select(want)
-        rows.append_moved(chosen.column, chosen.parents)
-        self._parents = chosen.parents
+        rows.append_moved(chosen)
+        self._unfollowed = chosen
         given = scorer.given if isinstance(chosen, Selection) else None
         self._flights.append(BeamFlight(max(rows.ends), fetch_candidates(chosen), given, history))
 
@@ -147,7 +147,7 @@ class AheadBeamTurns(BeamTurns):
         parents = self._plain.advance(
             listed, max(rows.ends) + 1, lambda place: self._scorer.explain_no_token(rows, place)
         )
-        rows.append_moved(chosen.column, chosen.parents)
+        rows.append_moved(chosen)
         self._reader.reorder_rows(parents)
         self._plain.follow()
         if len(rows) < num_rows:
@@ -156,9 +156,9 @@ class AheadBeamTurns(BeamTurns):
 
     def _follow(self) -> None:
         """Let the cache follow the last step's moves: only now, so that the step after it can be forgotten."""
-        if self._parents is not None:
-            self._reader.follow_rows(self._parents)
-            self._parents = None
+        if self._unfollowed is not None:
+            self._reader.follow_rows(self._unfollowed.parents)
+            self._unfollowed = None
 
     def close(self) -> None:
         """Undo the step whose candidates nobody has read; without one, let the cache follow the last moves."""
@@ -167,7 +167,7 @@ class AheadBeamTurns(BeamTurns):
             return
         num_flights = len(self._flights)
         self._flights.clear()
-        self._parents = self._last = None
+        self._unfollowed = self._last = None
         self._scorer.forget(num_flights)
         self._rows.drop(num_flights)
 

@@ -281,8 +281,7 @@ def fetch_candidates(chosen: Selection | ChosenBeams) -> Callable[[], Listed]:
     if isinstance(chosen, Selection):
         fetched = fetch_once(chosen.packed)
         return lambda: fetched.read(read_candidates)
-    fetched = fetch_once(chosen.held)
-    return lambda: fetched.read(lambda copied: _list_candidates(chosen.read_packed(copied)))
+    return lambda: _list_candidates(chosen.read().packed)
 
 
 def read_candidates(packed: torch.Tensor) -> Listed:

@@ -23,6 +23,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
+from unspool.kernels.beam_choice import BeamSizes
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.packing import Scheme
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
@@ -213,7 +214,8 @@ class CapturedSteps:
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
-                owner = threading.get_ident() if want.is_brief and not num_steps else 0
+                is_brief = (want.is_brief and not num_steps) or isinstance(shape.epilogue, BeamSizes)
+                owner = threading.get_ident() if is_brief else 0
                 key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
                 step = self._borrow(key)
                 forward = step.run(tokens, starts, places, want, sources)

@@ -32,21 +32,16 @@ class HeldInput:
 class CapturedBeams:
     """Chooses the beams of a captured pass, for a fixed number of rows: the tokens are those that the next pass reads.
 
-    What is chosen is copied for whoever asked, and stays here too: one who comes with it again brings nothing new.
+    What is chosen stays here: one who comes with it again, before anyone else has come, brings nothing new.
     """
 
     def __init__(self, sizes: BeamSizes, rows: int, vocab: int, device: torch.device) -> None:
-        self._sizes, self._memory = sizes, BeamMemory(rows, sizes)
-        self._held = torch.zeros(self._memory.num_numbers, dtype=torch.int64, device=device)
-        self._chosen = Chosen(
-            self._memory.find_packed(self._held, rows),
-            self._memory.find_parents(self._held, rows),
-            self._memory.find_tokens(self._held, rows)[:, 0],
-            self._memory.find_running(self._held, rows),
-        )
+        self._sizes, self._memory = sizes, BeamMemory(rows, sizes, device)
+        packed, parents, column, running = self._memory.find_parts(rows)
+        self._chosen = Chosen(packed, parents, column[:, 0], running)
         self._ends = HeldInput(torch.zeros(sizes.num_ends, dtype=torch.int64, device=device))
         self._mask = HeldInput(torch.zeros(vocab, dtype=torch.float32, device=device))
-        self._made: weakref.ref[ChosenBeams] | None = None  # what the last pass chose, and is held
+        self._made: weakref.ref[ChosenBeams] | None = None  # what the last pass chose
         self._logits: torch.Tensor | None = None
         self._shown: tuple[int, torch.Tensor] | None = None  # of how many rows: their part of the logits
 
@@ -59,10 +54,11 @@ class CapturedBeams:
         """Set the inputs of the next pass."""
         assert choice.before is not None and choice.mask is not None
         running = choice.before.running
+        self._memory.num_runs += 1  # what is held is overwritten
+        self._made = None
         self._chosen.running[: len(running)].copy_(running)
         self._ends.give(choice.ends)
         self._mask.give(choice.mask)
-        self._made = None
 
     def finish(self, end: PassEnd) -> None:
         """Launch the choice after a pass over one token of every beam."""
@@ -85,6 +81,6 @@ class CapturedBeams:
         if self._shown is None or self._shown[0] != rows:
             assert self._logits is not None
             self._shown = (rows, self._logits[:rows])
-        made = ChosenBeams(self._memory, self._held.clone(), rows)
+        made = ChosenBeams(self._memory, rows)
         self._made = weakref.ref(made)
         return self._shown[1], made
