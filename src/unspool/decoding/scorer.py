@@ -57,7 +57,11 @@ class Scorer:
             processors = self.processors
             if not whole and self._tail is not None and not self.record.keeps_scores:
                 processors, result.tail = self._head, self._tail
-            result.scores = self._process_all(processors, rows, result.logits, given)
+            extra = self._find_extra(rows)
+            if not self._readout.is_plain and "logits" in self._takes:
+                extra["logits"] = result.logits
+            history, observer = rows.history(), self.record.observer
+            result.scores = self._process(processors, history, result.logits, given, extra, observer)
         elif self.record.observer is not None:
             self.record.observer.see(Scored(result.logits, result.scores, result.scores, ()))
         if self.record.keeps_steps:
@@ -110,17 +114,6 @@ class Scorer:
         is_normalised = bool(head) or not self._readout.is_plain
         scores = self._read(rows, normalise=is_normalised).scores
         return head(rows.history(), scores, **self._find_extra(rows)) if head else scores, is_normalised
-
-    def _process_all(
-        self, processors: LogitsProcessorList, rows: Rows, logits: torch.Tensor, given: torch.Tensor
-    ) -> torch.Tensor:
-        """The scores of every row after the processors."""
-        if not processors and self.record.observer is None:
-            return given  # all of them are left to the draw, and nobody has to see the history
-        extra = self._find_extra(rows)
-        if not self._readout.is_plain and "logits" in self._takes:
-            extra["logits"] = logits
-        return self._process(processors, rows.history(), logits, given, extra, self.record.observer)
 
     def _process(
         self,

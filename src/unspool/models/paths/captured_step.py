@@ -54,7 +54,7 @@ class CapturedStep:
             size += count_packed(spec.num_layers, rows)
         elif shape.away:
             size += spec.num_layers
-        # Outside inference mode, so that a step's tokens can be copied there: entering it takes longer than the copy.
+        # Outside inference mode, so that a step whose tokens alone are new need not enter it.
         with torch.inference_mode(False):
             tokens = torch.zeros(shape.num_tokens, dtype=torch.int64, device=device)
         with torch.inference_mode():
