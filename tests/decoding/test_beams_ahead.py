@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 import unspool
 from tests.conformance.cases import load_model
 from unspool.cache.stores.plain import PlainStore
-from unspool.decoding import choice
+from unspool.decoding import choice, reader
+from unspool.decoding.beams import ahead as beams_ahead
 from unspool.decoding.beams.ahead import AheadBeamTurns
 from unspool.decoding.beams.selection import Drawing, find_candidates, read_candidates, select_by_operators
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.errors import NoTokenLeftError
+from unspool.kernels.beam_choice import BeamChoice, BeamMemory, ChosenBeams
+from unspool.protocols import Ask, Forward
 
 
 @pytest.fixture
@@ -41,6 +45,47 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+@pytest.fixture
+def choosing(monkeypatch: pytest.MonkeyPatch, ahead: list[Any]) -> list[BeamChoice]:
+    """Passes choose beams at their end, as captured ones do; what they chose by."""
+    asked: list[BeamChoice] = []
+    answer = reader.answer_at_once
+
+    def choose(ask: Ask) -> Forward:
+        choice = ask.want.epilogue
+        if not isinstance(choice, BeamChoice):
+            return answer(ask)
+        asked.append(choice)
+        forward = answer(replace(ask, want=replace(ask.want, epilogue=None)))
+        is_overwritten = len(asked) % 3 == 0
+        forward.epilogue = choose_by_operators(forward.logits, choice, is_overwritten=is_overwritten)
+        forward.logits = torch.full_like(forward.logits, torch.nan)  # nobody may look at them
+        return forward
+
+    monkeypatch.setattr(reader, "answer_at_once", choose)
+    monkeypatch.setattr(beams_ahead, "fits_kernels", lambda *_: True)
+    return asked
+
+
+def choose_by_operators(logits: torch.Tensor, choice: BeamChoice, *, is_overwritten: bool = False) -> ChosenBeams:
+    sizes, rows = choice.sizes, len(logits)
+    assert choice.before is not None and choice.mask is not None
+    settings = make_settings(num_beams=sizes.num_beams, eos_token_ids=tuple(choice.ends.tolist()))
+    assert settings.num_candidates == sizes.num_candidates
+    scores = logits.float().log_softmax(-1) + choice.mask
+    found = select_by_operators(scores, choice.before.running, choice.ends, settings)
+    memory = BeamMemory(rows + 3, sizes, logits.device)  # graphs are made for more rows
+    parts = memory.find_parts(rows)
+    for part, values in zip(parts, (found.packed, found.parents, found.column, found.running), strict=True):
+        part.copy_(values)
+    chosen = ChosenBeams(memory, rows)
+    if is_overwritten:  # by another search's pass
+        chosen._fetched._values = memory.held.clone()  # as it is copied on a device
+        memory.held.fill_(-7)
+        memory.num_runs += 1
+    return chosen
+
+
 PROMPTS = [[5, 17, 90, 4], [40, 41], [100, 7, 8, 9, 60, 3], [11, 12, 13]]
 MANY_ENDS = list(range(2, 40))
 SETTINGS: list[dict[str, Any]] = [
@@ -64,7 +109,55 @@ def test_sequences_are_those_of_searches_step_by_step(settings: dict[str, Any], 
     assert found.token_ids == expected.token_ids
     assert found.finish_reasons == expected.finish_reasons
     assert found.stats.forward_passes == expected.stats.forward_passes
-    assert len(made) == 1 and not made[0]._flights and made[0]._parents is None
+    assert len(made) == 1 and not made[0]._flights and made[0]._unfollowed is None
+
+
+FORBIDDING: list[dict[str, Any]] = [
+    {"num_beams": 3, "suppress_tokens": list(range(20, 90)), "eos_token_id": MANY_ENDS},
+    {"num_beams": 2, "bad_words_ids": [[7], [8], [9]], "forced_eos_token_id": 5, "eos_token_id": 5},
+    {"num_beams": 3, "min_new_tokens": 6, "begin_suppress_tokens": [3, 4], "eos_token_id": MANY_ENDS},
+]
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS[:4], *FORBIDDING], ids=str)
+@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize("kind", [None, "paged"])
+def test_passes_that_choose_give_the_same(settings: dict[str, Any], name: str, kind: str | None, request: Any) -> None:
+    lm = load_model(name)
+    told = {"max_new_tokens": 12, "cache_implementation": kind, **settings}
+    expected = lm.generate(PROMPTS, **told)
+    asked = request.getfixturevalue("choosing")
+    found = lm.generate(PROMPTS, **told)
+    assert found.token_ids == expected.token_ids
+    assert found.finish_reasons == expected.finish_reasons
+    assert found.stats.forward_passes == expected.stats.forward_passes
+    assert len(asked) > 1
+
+
+@pytest.mark.parametrize("settings", [SETTINGS[4], SETTINGS[5], SETTINGS[6]], ids=str)
+def test_passes_do_not_choose_what_depends_on_more(settings: dict[str, Any], choosing: list[BeamChoice]) -> None:
+    load_model("llama").generate(PROMPTS, max_new_tokens=4, **settings)
+    assert not choosing
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_logits_without_a_token_are_explained_from_the_candidates(
+    value: float, choosing: list[BeamChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = load_model("llama")
+    answer = reader.answer_at_once
+
+    def spoil(ask: Ask) -> Forward:
+        forward = answer(ask)
+        if len(choosing) == 4:
+            assert isinstance(ask.want.epilogue, BeamChoice)
+            forward.epilogue = choose_by_operators(torch.full_like(forward.logits, value), ask.want.epilogue)
+        return forward
+
+    monkeypatch.setattr(reader, "answer_at_once", spoil)
+    cause = "logits are NaN"  # those of the candidates: a row of nothing but -inf has no other log-probabilities
+    with pytest.raises(NoTokenLeftError, match=f"row 0, at position 8.*{cause}"):
+        lm.generate(PROMPTS[:1], num_beams=2, max_new_tokens=30, eos_token_id=None)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

@@ -82,6 +82,34 @@ def test_candidates_and_beams(num_beams: int, num_ends: int, vocab: int, is_norm
         check(found, select_by_operators(logprobs, running, ends, settings))
 
 
+@pytest.mark.parametrize("num_beams,num_ends,vocab", [(2, 1, 9_000), (4, 0, 60), (3, 2, 5_000)])
+def test_a_choice_that_a_pass_goes_on_from(num_beams: int, num_ends: int, vocab: int) -> None:
+    """Where the beams' log-probabilities were their next ones stand, tokens are where a pass reads them, and rows are
+    longer by one but for absent ones, which belong to no prompt. A mask is added once scores are normalised."""
+    from unspool.kernels.gpu.sampling.beams import Chosen
+
+    settings = make_settings(num_beams, num_ends)
+    generator = torch.Generator().manual_seed(vocab)
+    rows = 2 * num_beams
+    logits = torch.randn(rows + 1, vocab, generator=generator) * 3
+    logits[0, 9:20] = -INF
+    running = -torch.rand(rows + 1, generator=generator) * 3
+    mask = torch.zeros(vocab)
+    mask[logits[:rows].argmax(dim=1)] = -INF
+    mask[30 : vocab - 20] = -INF  # whole tiles are forbidden
+    ends = torch.tensor(settings.eos_token_ids, dtype=torch.int64)
+    expected = select_by_operators(logits[:rows].log_softmax(-1) + mask, running[:rows], ends, settings)
+    held = running.to(DEVICE)
+    parents, tokens, read = torch.full((3, rows + 1), -7, dtype=torch.int64, device=DEVICE).unbind()
+    packed = torch.empty(2, 3, settings.num_candidates, dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([5] * rows + [-1], dtype=torch.int32, device=DEVICE)
+    into = Chosen(packed, parents, tokens, held)
+    choose(logits, held, settings, chosen=into, next_pass=(read, lengths), mask=mask.to(DEVICE))
+    assert lengths.tolist() == [6] * rows + [-1]
+    assert read.tolist() == tokens.tolist() == [*expected.tokens.tolist(), -7]
+    check(Selection(packed.cpu(), *(one[:rows].cpu() for one in into[1:])), expected)
+
+
 @pytest.mark.parametrize("vocab,count", [(9_000, 2), (60, 20), (4_096, 1)])
 def test_reported_logprobs(vocab: int, count: int) -> None:
     from unspool.kernels.gpu.sampling.beams import report_logprobs

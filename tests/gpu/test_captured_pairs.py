@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampling": {"do_sample": True, "seed": 3, "temperature": 1.3, "top_k": 0},
     "beams": {"num_beams": 3},
+    "forbidding beams": {"num_beams": 4, "suppress_tokens": [5, 7, 11], "min_new_tokens": 6, "forced_eos_token_id": 9},
     "beam samples": {"num_beams": 5, "num_return_sequences": 2, "do_sample": True, "seed": 5, "top_k": 0},
     "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.4},
     "contrastive": {"penalty_alpha": 0.5, "top_k": 4},
@@ -214,19 +216,54 @@ def test_tokens_are_a_cpus(name: str, kind: str) -> None:
     for rows, length in [(1, 7), (3, 9), (1, 40)]:
         source = draw_sources(name, rows, length)
         told = {"max_new_tokens": 14, "eos_token_id": None, "return_dict_in_generate": True, **SETTINGS[kind]}
-        if length > 7 and kind != "lookup":
+        if length > 7 and kind not in ("lookup", "forbidding beams"):
             told["repetition_penalty"] = 3.0  # so that tokens differ
         expected = unspool.generate(here, **source, **told)
         found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
-        if expected.sequences.tolist() != found.sequences.tolist() and kind == "beams":
+        if expected.sequences.tolist() != found.sequences.tolist() and "beams" in kind:
             told["output_scores"] = True  # without them there are no scores of sequences
             expected = unspool.generate(here, **source, **told)
             found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
             torch.testing.assert_close(found.sequences_scores.cpu(), expected.sequences_scores, atol=1e-3, rtol=0)
         else:
             assert found.sequences.tolist() == expected.sequences.tolist()
-        if kind in ("greedy", "sampling", "beams", "beam samples", "groups"):
+        if kind in ("greedy", "sampling", "beams", "forbidding beams", "beam samples", "groups"):
             assert found.stats.path == "captured", found.stats.path_reason
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_passes_that_choose_beams_are_those_that_do_not(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches side by side use one graph in turn; each goes on from its own beams."""
+    from unspool.kernels.gpu.sampling.captured_beams import CapturedBeams
+
+    there = load(name, "cuda")
+    lengths, taken = (9, 20, 13), CapturedBeams.take
+    sources = [{key: one.cuda() for key, one in draw_sources(name, rows, length).items()} for length in lengths]
+    told: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 24, "eos_token_id": [9, 18, 27], "pad_token_id": 1}
+    told["num_return_sequences"] = 3
+    num_taken = 0
+
+    def count(self: CapturedBeams, num_rows: int) -> Any:
+        nonlocal num_taken
+        num_taken += 1
+        return taken(self, num_rows)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("unspool.decoding.beams.ahead.AheadBeamTurns._set_choice", lambda _: None)
+        patched.setattr(CapturedBeams, "take", count)
+        expected = [unspool.generate(there, **source, **told).tolist() for source in sources]
+        assert not num_taken
+    monkeypatch.setattr(CapturedBeams, "take", count)
+    assert [unspool.generate(there, **source, **told).tolist() for source in sources] == expected
+    assert num_taken > 10
+    streams = [unspool.stream(there, **source, **told) for source in sources]
+    found: list[list[Any]] = [[] for _ in sources]
+    for emitted in zip_longest(*streams):
+        for own, one in zip(found, emitted, strict=True):
+            own += [] if one is None else [one]
+    assert found == [list(unspool.stream(there, **source, **told)) for source in sources]
 
 
 @needs_gpu
@@ -280,6 +317,20 @@ def test_a_table_of_positions_that_grows() -> None:
     expected = unspool.generate(here, **source, **told)
     found = unspool.generate(there, **{key: value.cuda() for key, value in source.items()}, **told)
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", [[1, 0], [0, 0, 1, 2, 4], [4, 3, 2, 1, 0]], ids=str)
+def test_rows_follow_an_index_on_the_device(dtype: torch.dtype, index: list[int]) -> None:
+    from unspool.kernels.gpu.attention.row_copies import RowMover
+
+    buffers = [random(len(index) + 1, 90, 2, 3, 8, dtype=dtype) for _ in range(3)]
+    expected = [buffer.clone() for buffer in buffers]
+    for buffer, old in zip(expected, buffers, strict=True):
+        buffer[: len(index), :70] = old[index, :70]
+    RowMover(buffers).follow(torch.tensor(index, device=buffers[0].device), 70)
+    for buffer, wanted in zip(buffers, expected, strict=True):
+        assert torch.equal(buffer, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ def _method(name: str) -> Any:
         return getattr(pair.self_attention_cache, name)(*args, **kwargs)
 
     return call
+
+
+@lru_cache(maxsize=64)
+def _find_common(own: frozenset[str], cross: frozenset[str]) -> frozenset[str]:
+    """What a pair can; asked at every step."""
+    return own & cross - {BRANCH} | {BRANCH_SOURCE}
 
 
 class EncoderDecoderCache(PairSurface):
@@ -59,7 +66,7 @@ class EncoderDecoderCache(PairSurface):
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # what both parts can
-        return self.self_attention_cache.can & self.cross_attention_cache.can - {BRANCH} | {BRANCH_SOURCE}
+        return _find_common(self.self_attention_cache.can, self.cross_attention_cache.can)
 
     @property
     def source_lengths(self) -> list[int]:

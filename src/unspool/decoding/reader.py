@@ -199,15 +199,15 @@ class Reader:
         """Whether the prompt's last pass still waits for its tokens to be chosen: nothing is read before they are."""
         return self.ready is not None
 
-    def next(self, rows: Rows) -> Forward:
+    def next(self, rows: Rows, want: Want | None = None) -> Forward:
         """What follows each row: the pass that waits, or one over what the cache has not read."""
         ready = self.ready
         if ready is None:
-            return self._read_rows(rows)
+            return self._read_rows(rows, want)
         self.ready = None
         return ready
 
-    def _read_rows(self, rows: Rows) -> Forward:
+    def _read_rows(self, rows: Rows, want: Want | None = None) -> Forward:
         if not self.keeps_cache:
             self.cache.truncate([0] * len(self.cache.lengths))
         held = self.cache.lengths or [0] * len(rows) * self.readout.num_sets
@@ -222,7 +222,7 @@ class Reader:
         tokens, counts = self.readout.unread(rows, held)
         if before is not None and not any(counts):
             return before
-        forward = self.read(tokens, counts)
+        forward = self.read(tokens, counts, want)
         return forward if before is None else join_chunks(before, forward, counts)
 
     def read_places(self, rows: Rows, places: Sequence[int]) -> torch.Tensor:
@@ -316,9 +316,11 @@ class Reader:
 
     def follow_rows(self, index: torch.Tensor) -> None:
         """`reorder_rows` with an index (rows,) on the device."""
-        size = len(self.cache.lengths) // self.readout.num_sets
-        sets = [index + first * size for first in range(self.readout.num_sets)]
-        self.cache.follow_rows(index if len(sets) == 1 else torch.cat(sets))
+        num_sets = self.readout.num_sets
+        if num_sets > 1:
+            size = len(self.cache.lengths) // num_sets
+            index = torch.cat([index + first * size for first in range(num_sets)])
+        self.cache.follow_rows(index)
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow rows that stay while others leave."""

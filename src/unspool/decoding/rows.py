@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from unspool.decoding.host_history import HostHistory
 from unspool.decoding.prompts import Prompts, fill_right
 from unspool.decoding.randomness import Uniforms, draw_uniform
-from unspool.decoding.token_table import CHUNK, LateColumn, MovedColumn, TokenTable, enter
+from unspool.decoding.token_table import CHUNK, LateColumn, Moved, MovedColumn, TokenTable, enter
 from unspool.kernels.sending import Fetched, send
 from unspool.protocols import TokenLog
 
@@ -108,13 +108,13 @@ class Rows:
             return
         self._add_late(tokens)
 
-    def append_moved(self, tokens: torch.Tensor, sources: torch.Tensor) -> None:
-        """Let every row go on from the row `sources[row]`, and add the tokens (rows,); the host knows neither."""
-        column = tokens[:, None]
+    def append_moved(self, moved: Moved) -> None:
+        """Let every row go on from another one, and add a column; the host knows neither."""
         if self._view is not None:
-            self._view = enter(self._view.index_select(0, sources), column, self.ends, self.pad_token_id)
+            followed = self._view.index_select(0, moved.parents)
+            self._view = enter(followed, moved.column, self.ends, self.pad_token_id)
         self._on_host.forget()
-        self._add_late(MovedColumn(column, sources))
+        self._add_late(MovedColumn(moved))
 
     def _add_late(self, *columns: LateColumn) -> None:
         self._table.wait(*columns)

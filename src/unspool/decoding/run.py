@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +82,8 @@ class Run:
         observer = self.parts.hooks.observer
         with torch.no_grad():
             turns = self._turns = self._begin()
-        for emitted in run_turns(turns, self.stats, started, self._share_threads):
+        scope = self._share_threads if self.parts.model.device.type == "cpu" else nullcontext
+        for emitted in run_turns(turns, self.stats, started, scope):
             self._count_passes()
             self.gather(emitted)
             if observer is not None:

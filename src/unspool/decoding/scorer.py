@@ -19,7 +19,7 @@ from unspool.logits import LogitsProcessorList
 from unspool.logits.blame import explain_no_token
 from unspool.logits.diversity import HammingDiversityLogitsProcessor
 from unspool.logits.fused import FusedTail, split_tail
-from unspool.protocols import Forward
+from unspool.protocols import Forward, Want
 
 
 class Scorer:
@@ -36,15 +36,21 @@ class Scorer:
         self._before: torch.Tensor | None = None  # the step's before it, if the cache can't go back to that one
         self._follow_processors(processors)
 
-    def next_logits(self, rows: Rows, *, whole: bool = True, normalise: bool = False) -> Scores:
+    def next_logits(
+        self, rows: Rows, *, whole: bool = True, normalise: bool = False, want: Want | None = None
+    ) -> Scores:
         """Read what the cache has not seen of each row, and score the next token.
 
         If the scores of the `whole` vocabulary are not wanted, the end of the chain may be left to the draw.
-        With `normalise` the processors are given log-probabilities, as beam methods need them.
+        With `normalise` the processors are given log-probabilities, as beam methods need them. With `want` a pass is to
+        return that, instead of what passes of the reader return; an epilogue that it asks for has done the processors'
+        work.
         """
         if "host_ids" in self._takes:
             rows.fetch_history()  # behind the pass, a copy would wait for it
-        result = self._read(rows, normalise=normalise)
+        result = self._read(rows, normalise=normalise, want=want)
+        if want is not None and result.epilogue is not None:
+            return result
         if self.processors:
             result.likeliest = result.epilogue = None  # they are of other scores
             given = result.scores.clone() if self._copies_logits else result.scores
@@ -130,9 +136,9 @@ class Scorer:
         observer.see(Scored(logits, given, scores, steps))
         return scores
 
-    def _read(self, rows: Rows, *, normalise: bool) -> Scores:
+    def _read(self, rows: Rows, *, normalise: bool, want: Want | None = None) -> Scores:
         """The logits for every row's next token, as the readout makes them of a pass."""
-        forward = self.reader.next(rows)
+        forward = self.reader.next(rows, want)
         if self.record.keeps_states:
             self._keep_states(forward, rows)
         result = self._readout.read(forward, rows, normalise=normalise)
@@ -233,6 +239,14 @@ class Scorer:
     def changes_logits(self) -> bool:
         """Whether scores are more than the model's logits."""
         return bool(self.processors) or not self._readout.is_plain
+
+    def find_forbidden(self, rows: Rows) -> tuple[int, ...] | None:
+        """The tokens that the processors take from every row's next scores, if they do nothing else to them."""
+        if not self.processors:
+            return ()
+        ends = rows.ends
+        has_padding = "pads" in self._takes and rows.padding() is not None
+        return None if has_padding or min(ends) < max(ends) else self.processors.find_forbidden(ends[0])
 
     @property
     def reads_host(self) -> bool:

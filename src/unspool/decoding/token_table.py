@@ -5,22 +5,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from unspool.kernels.sending import send
+from unspool.kernels.beam_choice import ChosenBeams
+from unspool.kernels.sending import fetch, send
 from unspool.protocols import TokenLog
 
 CHUNK = 64  # columns by which tables grow, and the most that wait
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+MOST_MOVES = 4  # of rows between columns that wait, if each is launched
+
+
+class Moved(Protocol):
+    """Rows that each went on from another row, and then got a token."""
+
+    @property
+    def parents(self) -> torch.Tensor:
+        """(rows,): the row that each went on from."""
+        ...
+
+    @property
+    def column(self) -> torch.Tensor:
+        """(rows, 1): the tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class MovedColumn:
-    """A column that rows got after each had gone on from another row."""
+    """A column that rows got after each had gone on from another row; looked at when it is needed."""
 
-    tokens: torch.Tensor  # (rows, 1)
-    sources: torch.Tensor  # (rows,)
+    moved: Moved
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(rows, 1)."""
+        return self.moved.column
+
+    @property
+    def sources(self) -> torch.Tensor:
+        """(rows,)."""
+        return self.moved.parents
+
+    @property
+    def on_host(self) -> tuple[Numbers, Numbers] | None:
+        """Both on the host, (rows,) each, if they are there."""
+        read = self.moved.on_host if isinstance(self.moved, ChosenBeams) else None
+        return None if read is None else (read.tokens, read.parents)
 
 
 LateColumn = torch.Tensor | list[int] | MovedColumn
@@ -103,6 +137,9 @@ class TokenTable:
     def enter_late(self, lengths: Sequence[int]) -> None:
         """Enter the columns that wait, together as far as rows did not move between them."""
         moves = [place for place, late in enumerate(self._late) if isinstance(late, MovedColumn)]
+        if len(moves) > MOST_MOVES:
+            self._follow_moves()
+            moves = []
         edges = [0, *(place for place in moves if place), len(self._late)] if self._late else []
         for first, stop in pairwise(edges):
             opening = self._late[first]
@@ -113,6 +150,30 @@ class TokenTable:
             starts = [length - len(self._late) + first for length in lengths]
             self._tokens = enter(self._tokens, tokens, starts, self._fill)
         self._waiting = []
+
+    def _follow_moves(self) -> None:
+        """Let the rows, and the columns that wait, follow all moves among them at once: worked out on the host, which
+        waits for them, as launching every move takes longer."""
+        known = [late.on_host if isinstance(late, MovedColumn) else None for late in self._late]
+        away = [place for place, own in enumerate(known) if own is None]
+        if away:
+            columns = torch.cat([self.read_late(place) for place in away], dim=1)
+            itself = torch.arange(len(columns), device=columns.device)
+            lates = [self._late[place] for place in away]
+            moves = [late.sources if isinstance(late, MovedColumn) else itself for late in lates]
+            fetched = fetch(columns), fetch(torch.stack(moves))
+            tokens, sources = (part.read().numpy() for part in fetched)
+            for number, place in enumerate(away):
+                known[place] = (tokens[:, number], sources[number])
+        row = np.arange(len(self._tokens))
+        followed = np.empty((len(row), len(known)), np.int64)
+        for place, own in reversed(list(enumerate(known))):
+            assert own is not None
+            followed[:, place] = own[0][row]
+            row = own[1][row]
+        self._tokens = self._tokens.index_select(0, send(row.tolist(), self.device))
+        sent = send(followed.ravel().tolist(), self.device).view(followed.shape)
+        self._waiting = list(sent.split(1, dim=1))
 
     def take_back(self, count: int) -> bool:
         """Forget the last columns, if all of them wait and rows have moved before the last; whether it was so."""

@@ -49,6 +49,11 @@ class LogitsProcessor(ABC):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """New scores (rows, vocab) from the tokens so far (rows, length) and the scores; both stay unchanged."""
 
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """The tokens that it takes from every row of a history of so many columns without padding, if it does nothing
+        else to scores; None if it does, or if that depends on the tokens."""
+        return None
+
     def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
         """The processor for the rows at `index`, in that order; one that holds nothing per row is its own."""
         held = {
@@ -94,6 +99,18 @@ class LogitsProcessorList(list[Any]):
             taken = kwargs if takes_any else {name: kwargs[name] for name in required + optional if name in kwargs}
             scores = processor(input_ids, scores, **taken)
         return scores
+
+    def find_forbidden(self, width: int) -> tuple[int, ...] | None:
+        """The tokens that they take from every row of a history of so many columns, if they do nothing else."""
+        if self.starts is not None:
+            return None
+        found: list[int] = []
+        for processor in self:
+            own = processor.find_forbidden(width) if isinstance(processor, LogitsProcessor) else None
+            if own is None:
+                return None
+            found += own
+        return tuple(found)
 
     def takes(self, name: str) -> bool:
         """Whether a processor asks for the argument `name` beside the ids and the scores."""

@@ -33,7 +33,9 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
     """
 
     # What was made of equal biases is equal.
-    joined_by: ClassVar[Joining] = MappingProxyType(dict.fromkeys(("_groups", "_singles", "_checked"), _keep))
+    joined_by: ClassVar[Joining] = MappingProxyType(
+        dict.fromkeys(("_groups", "_forbidden", "_singles", "_checked"), _keep)
+    )
     _setting = "sequence_bias"
 
     def __init__(self, sequence_bias: Mapping[TokenSequence, float] | Sequence[Sequence[Any]]) -> None:
@@ -46,6 +48,8 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
         for length in sorted({len(ids) for ids in self.sequence_bias}):
             group = [(ids, bias) for ids, bias in self.sequence_bias.items() if len(ids) == length]
             self._groups.append((torch.tensor([ids for ids, _ in group]), torch.tensor([bias for _, bias in group])))
+        is_mask = all(len(ids) == 1 and bias == -INF for ids, bias in sequence_bias.items())
+        self._forbidden = [ids[0] for ids in sequence_bias] if is_mask else None
         self._singles: torch.Tensor | None = None  # (vocab,), the biases of single tokens
         self._checked: tuple[int, torch.device] | None = None
 
@@ -69,6 +73,10 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
             added = torch.where(is_match, values, 0.0).to(scores.dtype)
             bias.scatter_add_(-1, ids[:, -1].expand(added.shape), added)
         return scores + bias
+
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """The tokens with a bias of -inf, if none has another one, and no sequence is longer."""
+        return self._forbidden
 
     def _prepare(self, scores: torch.Tensor) -> None:
         vocab = scores.shape[-1]

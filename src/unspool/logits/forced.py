@@ -32,6 +32,10 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
             return torch.where(input_ids.shape[-1] - starts[:, None] == 1, _force(scores, self._tokens), scores)
         return _force(scores, self._tokens) if input_ids.shape[-1] == 1 else scores
 
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """None at a text of one token, nothing else."""
+        return None if width == 1 else ()
+
 
 class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
     """Forces an end token as the last one before a length is reached."""
@@ -55,6 +59,10 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
             return torch.where(is_last, _force(scores, self._tokens), scores)
         return _force(scores, self._tokens) if input_ids.shape[-1] == self.max_length - 1 else scores
 
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """None at the last place, nothing before it."""
+        return None if self._longest.is_per_row or width == self.max_length - 1 else ()
+
 
 class SuppressTokensLogitsProcessor(LogitsProcessor):
     """Forbids tokens everywhere."""
@@ -68,6 +76,10 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with the tokens at -inf."""
         return scores.index_fill(-1, self._tokens.index(scores), -INF)
+
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """The tokens."""
+        return self._tokens.ids
 
 
 class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
@@ -97,6 +109,12 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
         if input_ids.shape[-1] != self.begin_index:
             return scores
         return scores.index_fill(-1, self._tokens.index(scores), -INF)
+
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """The tokens, at the first place."""
+        if self._begin.is_per_row:
+            return None
+        return self._tokens.ids if width == self.begin_index else ()
 
 
 class PrefixConstrainedLogitsProcessor(LogitsProcessor):

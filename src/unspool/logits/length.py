@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -58,6 +59,12 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
         if not self._values.is_per_row:
             return forbidden
         return torch.where(self._values.column(scores, torch.int64) > num_new, forbidden, scores)
+
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """The end tokens while rows are too short, if all are at once."""
+        if self._skipped.is_per_row or self._values.is_per_row:
+            return None
+        return () if width - self.prompt_length_to_skip >= self._largest else self._ends.ids
 
 
 class MinLengthLogitsProcessor(MinNewTokensLengthLogitsProcessor):

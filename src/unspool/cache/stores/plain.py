@@ -180,16 +180,18 @@ class PlainStore(Store):
 
     def _find_mover(self, num_moved: int) -> RowMover | None:
         """What moves rows in all layers by one kernel; None if there is none for so many, or buffers are not alike."""
-        if not self.buffers[0].is_cuda or not has_triton():
+        first = self.buffers[0]
+        if not first.is_cuda or not has_triton():
             return None
         from unspool.kernels.gpu.attention.row_copies import MOST_ROWS, RowMover  # Triton is imported where needed
 
-        places, first = self.places(), self.buffers[0]
+        places = self.places()
+        if self._mover is not None and self._mover[0] is places:  # looked at before
+            return self._mover[1] if num_moved <= MOST_ROWS else None
         is_alike = all(buffer.is_cuda and buffer.stride() == first.stride() for buffer in self.buffers)
         if places is None or num_moved > MOST_ROWS or not is_alike or not first[0].is_contiguous():
             return None
-        if self._mover is None or self._mover[0] is not places:
-            self._mover = (places, RowMover(places.buffers))
+        self._mover = (places, RowMover(places.buffers))
         return self._mover[1]
 
     def take_rows(self, index: Sequence[int]) -> Self:

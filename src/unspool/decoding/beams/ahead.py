@@ -2,26 +2,31 @@
 
 The device decides which beams go on, by the rule that `PlainBeams` decides by: no row ends but by a token, and those
 tokens are known there. The host repeats the decision from the candidates, one step late, and learns what is finished.
-The step launched after the last one is forgotten.
+The step launched after the last one is forgotten. The decision is the end of the pass itself, if passes are captured
+and the processors only forbid tokens, to all rows alike.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from unspool.decoding.beams.plain import PlainBeams
 from unspool.decoding.beams.search import BeamTurns
-from unspool.decoding.beams.selection import Selection, fetch_candidates, read_candidates, select_beams
-from unspool.decoding.beams.settings import BeamSettings
+from unspool.decoding.beams.selection import Listed, Selection, fetch_candidates, fits_kernels, select_beams
+from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.errors import NoTokenLeftError
-from unspool.kernels.sending import FetchedOnce, send
+from unspool.kernels.beam_choice import BeamChoice, BeamSizes, ChosenBeams
+from unspool.kernels.sending import send
+from unspool.protocols import Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,8 @@ class BeamFlight:
     """A step's candidates on their way to the host."""
 
     width: int  # of the history, these tokens included
-    candidates: FetchedOnce
-    given: torch.Tensor | None  # what the processors were given
+    read: Callable[[], Listed]
+    given: torch.Tensor | None  # what the processors were given; None if the pass did their work
     history: torch.Tensor | None  # and what they saw
 
 
@@ -56,8 +61,36 @@ class AheadBeamTurns(BeamTurns):
         self._plain, self._scorer, self._finish, self._settings = beams, scorer, finish, settings
         self._ends = send(finish.end_tokens, rows.device)
         self._flights: deque[BeamFlight] = deque()
-        self._running: torch.Tensor | None = None  # (rows,): log-probabilities of the beams; None: the host has them
-        self._parents: torch.Tensor | None = None  # (rows,): the moves that the cache has not followed yet
+        self._last: Selection | ChosenBeams | None = None  # the beams that go on; None: the host has them
+        self._unfollowed: Selection | ChosenBeams | None = None  # moves that the cache has not followed yet
+        self._choice = self._make_choice()
+        self._want = replace(scorer.reader.want, epilogue=self._choice)
+        self._masks: dict[tuple[int, ...], torch.Tensor] = {}  # by the tokens that are forbidden
+
+    def _make_choice(self) -> BeamChoice | None:
+        """What a pass chooses by at its end; None if candidates are drawn, or not from a pass's own logits."""
+        settings = self._settings
+        num_beams, num_candidates = settings.num_beams, settings.num_candidates
+        is_fit = fits_kernels(self._rows.device, num_beams, num_candidates)
+        if settings.do_sample or not self._scorer.can_choose or not is_fit:
+            return None
+        return BeamChoice(BeamSizes(num_beams, num_candidates, len(self._ends), NEVER), self._ends)
+
+    def _set_choice(self) -> Want | None:
+        """What the next pass is asked for, if it can choose."""
+        choice, last = self._choice, self._last
+        if choice is None or last is None or (forbidden := self._scorer.find_forbidden(self._rows)) is None:
+            return None
+        mask = self._masks.get(forbidden)
+        if mask is None:
+            mask = self._masks[forbidden] = self._make_mask(forbidden)
+        choice.before, choice.mask = last, mask
+        return self._want
+
+    def _make_mask(self, forbidden: tuple[int, ...]) -> torch.Tensor:
+        device, vocab = self._rows.device, self._reader.model.info.vocab_size
+        inside = [token for token in forbidden if 0 <= token < vocab]
+        return torch.zeros(vocab, dtype=torch.float32, device=device).index_fill_(0, send(inside, device), -math.inf)
 
     def turn(self) -> Emitted:
         """Launch the next step, then read the last one's candidates and see what has ended."""
@@ -68,26 +101,34 @@ class AheadBeamTurns(BeamTurns):
         flight = self._flights.popleft()
         if not self._finish.ends_at(flight.width):
             self._launch()
-        listed = flight.candidates.read(read_candidates)
-        self._plain.advance(listed, flight.width, lambda place: self._explain_no_token(flight, place))
+        listed = flight.read()
+        self._plain.advance(listed, flight.width, lambda place: self._explain_no_token(flight, listed, place))
         return self._emit()
 
     def _launch(self) -> None:
         self._follow()
         scorer, rows = self._scorer, self._rows
-        history = rows.history() if scorer.processors else None
-        selection = self._select()
-        rows.append_moved(selection.tokens, selection.parents)
-        self._parents = selection.parents
-        self._flights.append(BeamFlight(max(rows.ends), fetch_candidates(selection), scorer.given, history))
+        want = self._set_choice()
+        history = rows.history() if scorer.processors and want is None else None
+        chosen = self._select(want)
+        rows.append_moved(chosen)
+        self._unfollowed = chosen
+        given = scorer.given if isinstance(chosen, Selection) else None
+        self._flights.append(BeamFlight(max(rows.ends), fetch_candidates(chosen), given, history))
 
-    def _select(self) -> Selection:
+    def _select(self, want: Want | None) -> Selection | ChosenBeams:
         """Score every beam's next token, and decide on the device which go on."""
-        scorer = self._scorer
-        running = self._plain.list_running() if self._running is None else self._running
+        scorer, last = self._scorer, self._last
+        running = self._plain.list_running() if last is None else None
         drawing = self._plain.find_drawing()
-        result = scorer.next_logits(self._rows, normalise=scorer.changes_logits)
-        selection = select_beams(
+        result = scorer.next_logits(self._rows, normalise=scorer.changes_logits, want=want)
+        if isinstance(result.epilogue, ChosenBeams):
+            self._last = result.epilogue
+            return result.epilogue
+        if last is not None:
+            running = last.running
+        assert running is not None
+        self._last = selection = select_beams(
             result.scores,
             running,
             self._ends,
@@ -95,30 +136,29 @@ class AheadBeamTurns(BeamTurns):
             is_normalised=scorer.changes_logits,
             drawing=drawing,
         )
-        self._running = selection.running
         return selection
 
     def _turn_at_once(self) -> Emitted:
         """A step whose moves the cache learns from the host."""
         self._follow()
         rows, num_rows = self._rows, len(self._rows)
-        selection = self._select()
-        listed = fetch_candidates(selection).read(read_candidates)
+        chosen = self._select(self._set_choice())
+        listed = fetch_candidates(chosen)()
         parents = self._plain.advance(
             listed, max(rows.ends) + 1, lambda place: self._scorer.explain_no_token(rows, place)
         )
-        rows.append_moved(selection.tokens, selection.parents)
+        rows.append_moved(chosen)
         self._reader.reorder_rows(parents)
         self._plain.follow()
         if len(rows) < num_rows:
-            self._running = None
+            self._last = None
         return self._emit()
 
     def _follow(self) -> None:
         """Let the cache follow the last step's moves: only now, so that the step after it can be forgotten."""
-        if self._parents is not None:
-            self._reader.follow_rows(self._parents)
-            self._parents = None
+        if self._unfollowed is not None:
+            self._reader.follow_rows(self._unfollowed.parents)
+            self._unfollowed = None
 
     def close(self) -> None:
         """Undo the step whose candidates nobody has read; without one, let the cache follow the last moves."""
@@ -127,16 +167,21 @@ class AheadBeamTurns(BeamTurns):
             return
         num_flights = len(self._flights)
         self._flights.clear()
-        self._parents = self._running = None
+        self._unfollowed = self._last = None
         self._scorer.forget(num_flights)
         self._rows.drop(num_flights)
 
-    def _explain_no_token(self, flight: BeamFlight, place: int) -> NoTokenLeftError:
+    def _explain_no_token(self, flight: BeamFlight, listed: Listed, place: int) -> NoTokenLeftError:
         """What left the row at `place` of a step without a token."""
         self.close()
         self._rows.drop(1)
-        assert flight.given is not None
-        return self._scorer.blame(self._rows, flight.given, place, flight.history)
+        given = flight.given
+        if given is None:  # the candidates are all that is left of the logits
+            has_nan = any(map(math.isnan, listed[2][place // self._settings.num_beams]))
+            shape = (len(self._rows), self._reader.model.info.vocab_size)
+            others = 0.0 if self._scorer.processors else -math.inf  # they forbade all, or else the model
+            given = torch.full(shape, math.nan if has_nan else others, device=self._rows.device)
+        return self._scorer.blame(self._rows, given, place, flight.history)
 
 
 def can_search_ahead(scorer: Scorer, rows: Rows, finish: Finish, *, rows_may_leave: bool, num_prompts: int) -> bool:

@@ -150,12 +150,33 @@ class PlainBeams:
         """Enter the candidates of a step; the row that each row goes on from."""
         self._num_tokens += 1
         parents: list[int] = []
-        each = iter(reasons)
+        is_ranked = self._trace is None and not self._settings.do_sample  # drawn ones are in the order of the draw
+        first = 0
         for number, (prompt, tokens, beams, best) in enumerate(zip(self._active, *listed, strict=True)):
-            found = zip(tokens, beams, best, strict=True)
-            candidates = [Candidate(token, beam, total, next(each)) for token, beam, total in found]
-            parents += self._advance(number, prompt, candidates, explain)
+            own = reasons[first : first + len(tokens)]
+            first += len(tokens)
+            is_going = not self._searches[prompt].is_done and not any(own) and best[0] > NEVER / 2
+            if is_ranked and is_going:
+                parents += self._go_on(number, prompt, tokens, beams, best)
+                continue
+            found = zip(tokens, beams, best, own, strict=True)
+            parents += self._advance(number, prompt, [Candidate(*one) for one in found], explain)
         return parents
+
+    def _go_on(
+        self, number: int, prompt: int, tokens: Sequence[int], beams: Sequence[int], best: Sequence[float]
+    ) -> list[int]:
+        """`_advance` with candidates of which none ends, as most steps' do: the first go on."""
+        settings, search, count = self._settings, self._searches[prompt], self._settings.num_beams
+        first_row, first, running = prompt * count, number * count, search.running
+        search.running = [
+            running[beam].grow(token, first_row + beam, total)
+            for token, beam, total in zip(tokens[:count], beams, best, strict=False)
+        ]
+        search.is_done = not search.can_improve(settings, self._num_tokens)
+        if search.is_done:
+            search.fill(settings)
+        return [first + beam for beam in beams[:count]]
 
     def follow(self) -> None:
         """Let the rows of searches that are over leave; what has ended is known from the candidates."""

@@ -16,7 +16,6 @@ from unspool.decoding.beams.notes import VerdictNotes
 from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import (
     Best,
-    fetch_candidates,
     find_best,
     read_best,
     read_groups,
@@ -28,7 +27,7 @@ from unspool.decoding.finish import Finish
 from unspool.decoding.loop import LiveBeam, Result
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer, take_rows
-from unspool.kernels.sending import fetch, send
+from unspool.kernels.sending import fetch, fetch_once, send
 
 
 class ScoredBeams:
@@ -211,7 +210,7 @@ class GroupBeams(ScoredBeams):
         running = send(self._totals, rows.device, torch.float32) if self._running is None else self._running
         scores, is_normalised = self._scorer.next_undivided(rows)
         selection = select_groups(scores, running, self._ends, settings, penalty, is_normalised=is_normalised)
-        listed = fetch_candidates(selection).read(read_groups)
+        listed = fetch_once(selection.packed).read(read_groups)
         parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
         before = list(self._origins)
         for number, (group, (tokens, beams, best)) in enumerate(zip(self._groups, listed, strict=True)):

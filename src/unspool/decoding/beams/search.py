@@ -25,6 +25,13 @@ class Moves(NamedTuple):
     sources: torch.Tensor | None = None  # (rows,): the parents where the rows are, if they are known there
 
 
+class MovedTokens(NamedTuple):
+    """What rows go on with, where they are."""
+
+    parents: torch.Tensor  # (rows,)
+    column: torch.Tensor  # (rows, 1)
+
+
 class Beams(Protocol):
     """The beams of every prompt: which go on, which have ended, and which are returned."""
 
@@ -78,7 +85,7 @@ class BeamTurns:
         beams, rows = self._beams, self._rows
         parents, tokens, sources = beams.choose()
         if sources is not None:
-            rows.append_moved(tokens, sources)
+            rows.append_moved(MovedTokens(sources, tokens[:, None]))
         else:
             if parents != list(range(len(rows))):
                 rows.reorder(parents)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.randomness import draw_gumbel
+from unspool.kernels.beam_choice import ChosenBeams
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ranks import log_probabilities, rank_rows
-from unspool.kernels.sending import Fetched, FetchedOnce, fetch, fetch_once, send
+from unspool.kernels.sending import Fetched, fetch, fetch_once, send
 from unspool.logits.highest import take_highest
 
 
@@ -33,6 +36,11 @@ class Selection:
     parents: torch.Tensor  # (rows,) int64: the row that each row goes on from
     tokens: torch.Tensor  # (rows,) int64: its next token
     running: torch.Tensor  # (rows,) float32: its log-probability
+
+    @property
+    def column(self) -> torch.Tensor:
+        """The tokens as a column (rows, 1)."""
+        return self.tokens[:, None]
 
 
 Listed = tuple[list[list[int]], list[list[int]], list[list[float]]]
@@ -268,16 +276,21 @@ def read_best(
     return best, tokens, beams
 
 
-def fetch_candidates(selection: Selection) -> FetchedOnce:
-    """Begin to copy a step's candidates to the host."""
-    return fetch_once(selection.packed)
+def fetch_candidates(chosen: Selection | ChosenBeams) -> Callable[[], Listed]:
+    """Begin to copy a step's candidates to the host; what is returned reads them, once."""
+    if isinstance(chosen, Selection):
+        fetched = fetch_once(chosen.packed)
+        return lambda: fetched.read(read_candidates)
+    return lambda: _list_candidates(chosen.read().packed)
 
 
 def read_candidates(packed: torch.Tensor) -> Listed:
     """A step's candidates as lists."""
-    numbers = packed.numpy()
-    tokens, beams, bits = (numbers[:, part] for part in range(3))
-    return tokens.tolist(), beams.tolist(), bits.view(np.float32).tolist()
+    return _list_candidates(packed.numpy())
+
+
+def _list_candidates(numbers: np.ndarray[Any, np.dtype[np.int32]]) -> Listed:
+    return numbers[:, 0].tolist(), numbers[:, 1].tolist(), numbers[:, 2].view(np.float32).tolist()
 
 
 def read_groups(packed: torch.Tensor) -> list[Listed]:
@@ -286,7 +299,12 @@ def read_groups(packed: torch.Tensor) -> list[Listed]:
 
 
 def _fits_kernels(scores: torch.Tensor, num_beams: int, num_candidates: int) -> bool:
-    if scores.dtype != torch.float32 or not runs_kernels(scores.device):
+    return scores.dtype == torch.float32 and fits_kernels(scores.device, num_beams, num_candidates)
+
+
+def fits_kernels(device: torch.device, num_beams: int, num_candidates: int) -> bool:
+    """Whether a device has kernels that choose so many of a prompt's candidates."""
+    if not runs_kernels(device):
         return False
     from unspool.kernels.gpu.sampling.beams import MOST_CANDIDATES, MOST_RANKED
 

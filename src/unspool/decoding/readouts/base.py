@@ -53,9 +53,10 @@ class Readout:
         """Follow rows of the call that are repeated or stay."""
 
     def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:
-        """The logits of a pass for the call's rows; with `normalise` log-probabilities are given, as beams need."""
+        """The logits of a pass for the call's rows; with `normalise` log-probabilities are given, as beams need,
+        unless something followed the pass."""
         logits = forward.logits.float()
-        if normalise:
+        if normalise and forward.epilogue is None:
             return Scores(logits, log_probabilities(logits))
         return Scores(logits, logits, forward.likeliest, forward.epilogue)
 

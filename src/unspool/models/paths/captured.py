@@ -23,6 +23,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
+from unspool.kernels.beam_choice import BeamSizes
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.packing import Scheme
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
@@ -208,13 +209,13 @@ class CapturedSteps:
             if places not in self._seen:
                 self._follow_moves(places)
             sources = self._find_sources(cache)
-            shape = _shape_pass(places, want, rows, num_new, num_forks)
-            if sources is not None:
-                shape = replace(shape, rows_each=rows // len(sources.lengths))
+            rows_each = 0 if sources is None else rows // len(sources.lengths)
+            shape = _shape_pass(places, want, rows, num_new, num_forks, rows_each)
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
-                owner = threading.get_ident() if want.is_brief and not num_steps else 0
+                is_brief = (want.is_brief and not num_steps) or isinstance(shape.epilogue, BeamSizes)
+                owner = threading.get_ident() if is_brief else 0
                 key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
                 step = self._borrow(key)
                 forward = step.run(tokens, starts, places, want, sources)
@@ -255,7 +256,7 @@ class CapturedSteps:
         return make_body(self._spec, self._weights, self._device, self._dtype, shape)
 
 
-def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int) -> PassShape:
+def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int, rows_each: int) -> PassShape:
     """The graph that a pass needs."""
     epilogue = want.epilogue if want.epilogue is not None and want.epilogue.fits(num_new, num_forks) else None
     return _find_shape(
@@ -270,6 +271,7 @@ def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: 
         want.last_states,
         places.packed.schemes if places.packed is not None else None,
         places.landing.away if places.landing is not None and num_new == 1 else (),
+        rows_each,
         None if epilogue is None else epilogue.key,
     )
 
@@ -287,6 +289,7 @@ def _find_shape(
     wants_states: bool,
     packing: tuple[Scheme, Scheme] | None,
     away: tuple[int, ...],
+    rows_each: int,
     epilogue: Hashable | None,
 ) -> PassShape:
     """A shape, made once: its parts are many, and a step takes it each time."""
@@ -300,5 +303,6 @@ def _find_shape(
         wants_states=wants_states,
         packing=packing,
         away=away,
+        rows_each=rows_each,
         epilogue=epilogue,
     )

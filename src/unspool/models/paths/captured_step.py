@@ -54,12 +54,15 @@ class CapturedStep:
             size += count_packed(spec.num_layers, rows)
         elif shape.away:
             size += spec.num_layers
+        # Outside inference mode, so that a step whose tokens alone are new need not enter it.
+        with torch.inference_mode(False):
+            tokens = torch.zeros(shape.num_tokens, dtype=torch.int64, device=device)
         with torch.inference_mode():
             table = torch.zeros(size, dtype=torch.int64, device=device)
             lengths = torch.full((rows,), _NOT_THERE, dtype=torch.int32, device=device)
             num_entries = spec.num_layers + 1 + rows if shape.rows_each else 0
             self._inputs = StepInputs(
-                tokens=torch.zeros(shape.num_tokens, dtype=torch.int64, device=device),
+                tokens=tokens,
                 lengths=lengths,
                 table=table,
                 base=torch.zeros(UNIT, dtype=dtype, device=device),
@@ -106,7 +109,10 @@ class CapturedStep:
         is_known = self._places is not None and self._places() is places
         knows_sources = sources is None or self._has(sources)
         is_same = is_known and knows_sources and self._lengths == starts
-        if not (is_same and tokens is self._fed and self._epilogue is None):
+        epilogue = self._epilogue
+        is_fed = tokens is self._fed if epilogue is None else epilogue.holds(want.epilogue)
+        has_inputs = epilogue is None or is_fed
+        if not (is_same and has_inputs):
             with torch.inference_mode():
                 if not is_known:
                     self._send_places(places)
@@ -115,22 +121,24 @@ class CapturedStep:
                     self._send_sources(sources)
                 if self._lengths != starts:
                     self._send_lengths(starts)
-                if self._epilogue is not None:
-                    self._epilogue.set_inputs(want.epilogue)
+                if epilogue is not None and not is_fed:
+                    epilogue.set_inputs(want.epilogue)
                 if self._graph is None:
                     self._graph = self._capture(starts)
-                if tokens is not self._fed:
-                    self._show(count)[0].copy_(tokens.reshape(-1))
+                    if epilogue is not None:
+                        epilogue.set_inputs(want.epilogue)  # launches may have changed them
+        if not is_fed:
+            self._show(count)[0].copy_(tokens.reshape(-1))
         assert self._graph is not None
         self._graph.replay()
         self.num_logged += 1
         self._fed = None
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
-        logits, result = self._epilogue.take(len(starts)) if self._epilogue is not None else (None, None)
-        if logits is not None:  # those of the candidates that were kept
+        logits, result = epilogue.take(len(starts)) if epilogue is not None else (None, None)
+        if logits is not None:  # of the candidates that were kept, or until the next pass
             return Forward(logits, epilogue=result, path="captured")
-        if want.is_brief and shape.num_new == 1 and not (shape.early or shape.wants_states or self._epilogue):
+        if want.is_brief and shape.num_new == 1 and not (shape.early or shape.wants_states or epilogue):
             _, logits, likeliest = self._show(count)
             self._fed = likeliest[:, None]  # another one in each run: whoever brings it has the last one's
             log = self if self._log is not None else None

@@ -21,14 +21,19 @@ MOST_ROWS: Final = 64
 
 
 @triton.jit(do_not_specialize=["begin", "end", "num_moved"])
-def _copy_rows(BASE, TABLE, MOVED, apart, begin, end, num_moved, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Copy part of a layer's rows: those that are read may be written too, so all of them are read first."""
+def _copy_rows(
+    BASE, TABLE, MOVED, apart, begin, end, num_moved,
+    ROWS: tl.constexpr, TILE: tl.constexpr, HAS_TARGETS: tl.constexpr,
+):  # fmt: skip
+    """Copy part of a layer's rows: those that are read may be written too, so all of them are read first. Without
+    targets the first rows become what sources are, but for those that are their own."""
     layer, part = tl.program_id(0), tl.program_id(1)
     buffer = BASE + tl.load(TABLE + layer)
     row, at = tl.arange(0, ROWS), begin + part * TILE + tl.arange(0, TILE)
-    sources = tl.load(MOVED + row, mask=row < num_moved, other=0)
-    targets = tl.load(MOVED + num_moved + row, mask=row < num_moved, other=0)
-    is_moved = (row < num_moved)[:, None] & (at < end)[None, :]
+    sources, targets = tl.load(MOVED + row, mask=row < num_moved, other=0), row.to(tl.int64)
+    if HAS_TARGETS:
+        targets = tl.load(MOVED + num_moved + row, mask=row < num_moved, other=0)
+    is_moved = ((row < num_moved) & (sources != targets))[:, None] & (at < end)[None, :]
     moved = tl.load(buffer + sources[:, None] * apart + at[None, :], mask=is_moved, other=0.0)
     tl.debug_barrier()
     tl.store(buffer + targets[:, None] * apart + at[None, :], moved, mask=is_moved)
@@ -45,16 +50,14 @@ class RowMover:
 
     def move(self, sources: Sequence[int], targets: Sequence[int], first: int, stop: int) -> None:
         """Let rows `targets`, at most `MOST_ROWS`, become what `sources` are from position `first` to `stop`."""
-        self._launch(send([*sources, *targets], self._base.device), first, stop)
+        self._launch(send([*sources, *targets], self._base.device), len(targets), first, stop, has_targets=True)
 
     def follow(self, sources: torch.Tensor, stop: int) -> None:
         """Let all rows, at most `MOST_ROWS`, become what `sources` (rows,) on the device are up to position `stop`."""
-        targets = torch.arange(len(sources), device=sources.device)
-        self._launch(torch.cat((sources, targets)), 0, stop)
+        self._launch(sources, len(sources), 0, stop, has_targets=False)
 
-    def _launch(self, moved: torch.Tensor, first: int, stop: int) -> None:
-        position, count = self._base.stride(1), len(moved) // 2
-        rows = round_up(count)
+    def _launch(self, moved: torch.Tensor, count: int, first: int, stop: int, *, has_targets: bool) -> None:
+        position, rows = self._base.stride(1), round_up(count)
         tile = NUMBERS // rows
         launch(
             _copy_rows,
@@ -68,5 +71,6 @@ class RowMover:
             count,
             ROWS=rows,
             TILE=tile,
+            HAS_TARGETS=has_targets,
             num_warps=4,
         )

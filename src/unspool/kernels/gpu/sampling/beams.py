@@ -51,14 +51,14 @@ def _make_noise(seed, position, place):
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["RUNNING", "SEEDS", "POSITIONS", "seed_stride", "position_stride"])
+@triton.jit(do_not_specialize=["RUNNING", "SEEDS", "POSITIONS", "MASK", "seed_stride", "position_stride"])
 def _rank_tiles(
-    SCORES, RUNNING, SEEDS, POSITIONS, PARTS, TOPS, TOKENS, V, row_stride, seed_stride, position_stride,
+    SCORES, RUNNING, SEEDS, POSITIONS, MASK, PARTS, TOPS, TOKENS, V, row_stride, seed_stride, position_stride,
     BEAMS: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, IS_NORMALISED: tl.constexpr, DRAWS: tl.constexpr,
-    PDL: tl.constexpr,
+    MASKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The highest scores of every tile, in descending order, and the tile's sum of exponentials; with `DRAWS` the
-    highest of what scores, running beams and noise add up to."""
+    highest of what scores, running beams and noise add up to. With `MASKS` the mask is added after that sum."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, TILE)
     token = tile * TILE + at
@@ -77,12 +77,18 @@ def _rank_tiles(
         base = tl.where(highest > float("-inf"), highest, 0.0)
         tl.store(PARTS + place * 2, highest)
         tl.store(PARTS + place * 2 + 1, tl.sum(tl.exp(known - base), 0))
+    if MASKS:
+        scores += tl.load(MASK + token, mask=token < V, other=0.0)
     scores = _rank(scores, token < V)
     for rank in range(K):
         top, found = tl.max(scores, 0, return_indices=True)
         is_found = top > float("-inf")  # the last tile may have fewer
         found = tl.where(is_found, found, 0)
-        tl.store(TOPS + place * K + rank, _load_unclamped(top, SCORES + row * row_stride + tile * TILE + found))
+        value = _load_unclamped(top, SCORES + row * row_stride + tile * TILE + found)
+        if MASKS:
+            is_odd = (top == float("inf")) | (top == LOWEST)
+            value += tl.where(is_odd, tl.load(MASK + tile * TILE + found), 0.0)
+        tl.store(TOPS + place * K + rank, value)
         tl.store(TOKENS + place * K + rank, tl.where(is_found, tile * TILE + found, -1))
         scores = tl.where(at == found, float("-inf"), scores)
 
@@ -135,12 +141,13 @@ def _rank_rows(
 
 @triton.jit
 def _choose(
-    VALUES, TOTALS, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING,
+    VALUES, TOTALS, FOUND, ENDS, num_ends, never, PACKED, PARENTS, NEXT, RUNNING, READ, LENGTHS,
     BEAMS: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    DRAWS: tl.constexpr, BY_ORDER: tl.constexpr, PDL: tl.constexpr,
+    DRAWS: tl.constexpr, BY_ORDER: tl.constexpr, GOES_ON: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A prompt's best candidates, and the beams that go on: the best that do not end, then those that do. With
-    `BY_ORDER` whatever does not end comes first, if it is forbidden too."""
+    `BY_ORDER` whatever does not end comes first, if it is forbidden too. With `GOES_ON` the next pass reads the tokens
+    (`READ`), and rows that are present become longer by one."""
     prompt = tl.program_id(0).to(tl.int64)
     at, order = tl.arange(0, PLACES), tl.arange(0, CP)
     let_next_start(PDL)
@@ -181,6 +188,11 @@ def _choose(
     tl.store(PARENTS + row, prompt * BEAMS + parent, mask=is_kept)
     tl.store(NEXT + row, token.to(tl.int64), mask=is_kept)
     tl.store(RUNNING + row, lowered.to(tl.float32), mask=is_kept)
+    if GOES_ON:
+        tl.store(READ + row, token.to(tl.int64), mask=is_kept)
+        own = prompt * BEAMS + order
+        length = tl.load(LENGTHS + own, mask=order < BEAMS, other=-1)
+        tl.store(LENGTHS + own, length + 1, mask=(order < BEAMS) & (length >= 0))
 
 
 @triton.jit(do_not_specialize=["RUNNING"])
@@ -271,6 +283,7 @@ def _find_likeliest(
     running: torch.Tensor | None = None,  # (rows,): what is added
     drawing: tuple[torch.Tensor, torch.Tensor] | None = None,  # seeds and positions
     num_beams: int = 1,
+    mask: torch.Tensor | None = None,  # (vocab,) float32: 0 or -inf, added once scores are normalised
     reporting: tuple[torch.Tensor, torch.Tensor] | None = None,  # tokens, and where the report is written
 ) -> _Ranking:
     """Rank the `count` likeliest tokens of every tile, and then of every row."""
@@ -287,6 +300,7 @@ def _find_likeliest(
         added,
         seeds,
         positions,
+        ranked.values if mask is None else mask,  # read if there is one
         ranked.parts,
         ranked.tops,
         ranked.tokens,
@@ -299,6 +313,7 @@ def _find_likeliest(
         TILE=TILE,
         IS_NORMALISED=is_normalised,
         DRAWS=drawing is not None,
+        MASKS=mask is not None,
         num_warps=8,
         **options,
     )
@@ -330,7 +345,7 @@ def _find_likeliest(
     return ranked
 
 
-class _Chosen(NamedTuple):
+class Chosen(NamedTuple):
     """A step's candidates, and which of them go on."""
 
     packed: torch.Tensor  # (…, 3, candidates) int32: tokens, the beams that they continue, log-probabilities' bits
@@ -339,7 +354,7 @@ class _Chosen(NamedTuple):
     running: torch.Tensor  # (rows,) float32: its log-probability
 
     @classmethod
-    def make(cls, rows: int, shape: tuple[int, ...], device: torch.device) -> _Chosen:
+    def make(cls, rows: int, shape: tuple[int, ...], device: torch.device) -> Chosen:
         parents, tokens = torch.empty(2, rows, dtype=torch.int64, device=device).unbind()
         packed = torch.empty(shape, dtype=torch.int32, device=device)
         return cls(packed, parents, tokens, torch.empty(rows, dtype=torch.float32, device=device))
@@ -356,10 +371,17 @@ def choose_beams(
     is_normalised: bool,
     drawing: tuple[torch.Tensor, torch.Tensor] | None = None,  # (prompts,) int64 each: seeds, positions
     by_order: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    mask: torch.Tensor | None = None,  # (vocab,) float32: 0, or -inf for a token that is forbidden to all
+    chosen: Chosen | None = None,
+    next_pass: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Chosen:
     """The candidates of a step, and which of them go on; a sequence that ends is lowered by `never`. With `drawing`
     candidates are drawn from log-probabilities instead of taken by them. With `by_order` no candidate that ends goes on
     before one that does not, however low.
+
+    They are written into `chosen` if it is given, whose `running` may be the one that is read. With `next_pass` the
+    tokens become what a pass reads, (rows,) int64, and its rows' lengths, (rows,) int32, grow by one but for those
+    that are absent (-1).
 
     Returns (prompts, 3, candidates) int32: tokens, the beams that they continue, the bits of their log-probabilities;
     and of every row that goes on the row that it comes from, its next token (int64 both), and its log-probability.
@@ -369,9 +391,11 @@ def choose_beams(
     rows, vocab = scores.shape
     prompts, few = rows // num_beams, min(num_candidates, vocab)
     ranked = _find_likeliest(
-        scores, few, is_normalised=is_normalised, running=running, drawing=drawing, num_beams=num_beams
+        scores, few, is_normalised=is_normalised, running=running, drawing=drawing, num_beams=num_beams, mask=mask
     )
-    chosen = _Chosen.make(rows, (prompts, 3, num_candidates), scores.device)
+    if chosen is None:
+        chosen = Chosen.make(rows, (prompts, 3, num_candidates), scores.device)
+    read, lengths = next_pass or (chosen.tokens, chosen.tokens)  # used if there is a next pass
     launch(
         _choose,
         (prompts,),
@@ -382,6 +406,8 @@ def choose_beams(
         ends.numel(),
         never,
         *chosen,
+        read,
+        lengths,
         BEAMS=num_beams,
         K=few,
         PLACES=max(2, round_up(num_beams * few)),
@@ -389,6 +415,7 @@ def choose_beams(
         CP=max(2, round_up(num_candidates)),
         DRAWS=drawing is not None,
         BY_ORDER=by_order,
+        GOES_ON=next_pass is not None,
         **launch_options(),
     )
     return chosen
@@ -416,7 +443,7 @@ def choose_in_groups(
     rows, vocab = scores.shape
     prompts, few = rows // num_beams, min(num_ranked, vocab)
     ranked = _find_likeliest(scores, few, is_normalised=is_normalised)
-    chosen = _Chosen.make(rows, (prompts, num_groups, 3, num_candidates), scores.device)
+    chosen = Chosen.make(rows, (prompts, num_groups, 3, num_candidates), scores.device)
     launch(
         _choose_in_groups,
         (prompts,),

@@ -160,6 +160,10 @@ class CapturedContest:
         self._past: weakref.ref[torch.Tensor] | None = None  # the past whose address is in the table
         self._sent_alpha = 0.0
 
+    def holds(self, contest: Contest) -> bool:  # noqa: ARG002 - the protocol's
+        """Whether the inputs of the next pass are there: never, as its tokens are chosen elsewhere."""
+        return False
+
     def set_inputs(self, contest: Contest) -> None:
         """Set the inputs of the next pass."""
         self._weights[: len(contest.weights)].copy_(contest.weights)

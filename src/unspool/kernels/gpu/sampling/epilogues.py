@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from unspool.kernels.beam_choice import BeamSizes
+from unspool.kernels.gpu.sampling.captured_beams import CapturedBeams
 from unspool.kernels.gpu.sampling.contests import CapturedContest
 from unspool.kernels.gpu.sampling.ends import PassEnd
 from unspool.kernels.gpu.sampling.readings import CapturedReading
@@ -29,6 +31,11 @@ class EpilogueSizes:
 class CapturedEpilogue(Protocol):
     """The end of a captured pass: `set_inputs` sets its inputs, `finish` launches it, `take` returns its result."""
 
+    def holds(self, epilogue: Any) -> bool:
+        """Whether all inputs of the next pass are there, the tokens that it reads among them: the last one left them.
+        If not, `set_inputs` sets them, and the tokens are copied."""
+        ...
+
     def set_inputs(self, epilogue: Any) -> None:
         """Set the inputs of the next pass, from an epilogue with the same key."""
         ...
@@ -46,6 +53,8 @@ def make_epilogue(key: Hashable, sizes: EpilogueSizes, device: torch.device) -> 
     """The kernels for epilogues with this key."""
     if isinstance(key, Guide | Contrast):
         return CapturedReading(key, sizes.rows, sizes.num_early, sizes.vocab, device)
+    if isinstance(key, BeamSizes):
+        return CapturedBeams(key, sizes.rows, sizes.vocab, device)
     if key == "contest":
         return CapturedContest(sizes.rows, sizes.num_new, sizes.hidden, sizes.vocab, sizes.position, device)
     raise NotImplementedError(f"there are no kernels for {key!r:.200}")

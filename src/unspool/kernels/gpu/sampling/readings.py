@@ -157,6 +157,10 @@ class CapturedReading:
         self._sizes = {"ROWS": max(2, round_up(rows)), "TILES": max(2, round_up(num_tiles))}
         self.set_inputs(reading)
 
+    def holds(self, reading: Guide | Contrast) -> bool:  # noqa: ARG002 - the protocol's
+        """Whether the inputs of the next pass are there: never, as its tokens are chosen elsewhere."""
+        return False
+
     def set_inputs(self, reading: Guide | Contrast) -> None:
         """Set the inputs of the next pass, from a reading with the same key."""
         if isinstance(reading, Guide) and reading.scale != self._held:
