@@ -60,3 +60,19 @@ def test_a_list_tells_if_all_do() -> None:
     assert LogitsProcessorList([*telling, NoRepeatNGramLogitsProcessor(2)]).find_forbidden(6) is None
     assert LogitsProcessorList([*telling, lambda _, scores: scores]).find_forbidden(6) is None
     assert LogitsProcessorList(telling, starts=[0, 2]).find_forbidden(6) is None  # rows have come together
+
+
+class Halving(SuppressTokensLogitsProcessor):
+    """Forbids tokens, and does more."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return super().__call__(input_ids, scores) / 2
+
+
+class Named(SuppressTokensLogitsProcessor):
+    """Has another name alone."""
+
+
+def test_what_a_parent_forbids_is_not_all_that_a_call_of_ones_own_does() -> None:
+    assert Halving([3]).find_forbidden(4) is None
+    assert Named([3]).find_forbidden(4) == SuppressTokensLogitsProcessor([3]).find_forbidden(4) is not None

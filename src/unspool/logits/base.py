@@ -44,6 +44,8 @@ class LogitsProcessor(ABC):
         call = cls.__dict__.get("__call__")
         if isinstance(call, FunctionType):
             _hide_optional(call)
+        if call is not None and "find_forbidden" not in cls.__dict__:
+            cls.find_forbidden = LogitsProcessor.find_forbidden  # type: ignore[method-assign]  # a parent's is of its call
 
     @abstractmethod
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -89,6 +89,10 @@ class MinLengthLogitsProcessor(MinNewTokensLengthLogitsProcessor):
         shortest = self._values.column(scores, torch.int64) if self._values.is_per_row else self._largest
         return torch.where(lengths < shortest, scores.index_fill(-1, self._ends.index(scores), -INF), scores)
 
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """The same as its parent, for there is no padding."""
+        return super().find_forbidden(width)
+
 
 class ExponentialDecayLengthPenalty(LogitsProcessor):
     """Makes the end tokens likelier by a factor that grows with every token past a start."""
