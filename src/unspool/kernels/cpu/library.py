@@ -17,7 +17,7 @@ from unspool.errors import ResourceError, SettingError
 from unspool.kernels.cpu.marks import Marks
 from unspool.kernels.cpu.structures import NARROW, CJob, CMatrix, CModel, CSteps, count_narrow_bytes, number_kind, point
 
-ABI: Final = 23
+ABI: Final = 24
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -56,6 +56,15 @@ class Library:
             *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
         ]
         handle.us_product.restype = None
+        handle.us_halves_bytes.argtypes = [ctypes.c_int32] * 3
+        handle.us_halves_bytes.restype = ctypes.c_int64
+        handle.us_multiply_halves.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int32,) * 3),
+            *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
+        ]
+        handle.us_multiply_halves.restype = None
+        handle.us_widen.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32]
+        handle.us_widen.restype = None
         handle.us_read_rows.argtypes = [ctypes.POINTER(CMatrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
         handle.us_read_rows.restype = None
         at = ctypes.c_void_p
@@ -103,6 +112,35 @@ class Library:
         scratch = torch.empty(int(self._handle.us_product_bytes(ctypes.byref(matrix), x.shape[0])), dtype=torch.uint8)
         self._handle.us_product(ctypes.byref(matrix), point(x), x.shape[0], point(y), point(scratch), self.threads)
         return y
+
+    def multiply_halves(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Rows times a matrix (out, in) plus a bias, all bfloat16 or all float16: (rows, out) of the same dtype. Sums
+        are float32, and rounded once."""
+        dtype, (num_rows, columns), (rows, inputs) = x.dtype, x.shape, weight.shape
+        fits = bias is None or (bias.dtype == dtype and bias.shape == (rows,))
+        if dtype not in NARROW or weight.dtype != dtype or inputs != columns or not fits:
+            raise SettingError(
+                f"rows {list(x.shape)} of {dtype} can't be multiplied by a matrix {list(weight.shape)} of {weight.dtype}"
+            )
+        x, made = x.contiguous(), torch.empty(num_rows, rows, dtype=dtype)
+        if not made.numel():
+            return made
+        size = self._handle.us_halves_bytes(columns, num_rows, self.threads)
+        scratch = torch.empty(size, dtype=torch.uint8)
+        kind = number_kind(NARROW[dtype])
+        given = (point(weight), point(bias), kind, rows, columns, point(x), num_rows)
+        self._handle.us_multiply_halves(*given, point(made), point(scratch), self.threads)
+        return made
+
+    def widen(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Numbers of bfloat16 or float16 in float32."""
+        if numbers.dtype not in NARROW:
+            raise SettingError(f"numbers of {numbers.dtype} can't be widened; give bfloat16 or float16")
+        given = numbers.contiguous()
+        made = torch.empty(given.shape)
+        kind = number_kind(NARROW[given.dtype])
+        self._handle.us_widen(point(given), given.numel(), kind, point(made), self.threads)
+        return made
 
     def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
         """Lay a float32 matrix out in tiles of out's dtype, bfloat16 or float16; whether every number is finite and

@@ -28,6 +28,8 @@ typedef struct {
     us_task own_lists;  /* argument: us_own_task */
     us_task ranks;      /* argument: us_rank_task */
     us_task normalise;  /* argument: us_normalise_task */
+    us_task halves;     /* argument: us_halves_task */
+    us_task widen;      /* argument: us_widen_task */
 } us_kernels;
 
 typedef struct {
@@ -49,6 +51,28 @@ typedef struct {
     float *y;
     void *scratch;
 } us_product_task;
+
+#define US_MOST_OUTPUTS 16 /* rows of plain numbers of 16 bits that are multiplied together */
+
+/* Floats from one widened row to the next: whole vectors of any instruction set, and a cache line, or rows of 1024 numbers
+ * and more would have the same places in a cache. */
+static inline size_t us_pad_halves(int32_t columns) { return (((size_t)columns + 15) & ~(size_t)15) + 16; }
+
+typedef struct {
+    const uint16_t *weights, *bias; /* (rows, columns) and rows, of US_BF16 or US_F16; or no bias */
+    int32_t kind, rows, columns;
+    const uint16_t *x; /* (num_rows, columns) */
+    int32_t num_rows;
+    uint16_t *y;    /* (num_rows, rows) */
+    float *scratch; /* activations, and weights of each thread */
+} us_halves_task;
+
+typedef struct {
+    const uint16_t *from; /* count */
+    int64_t count;
+    int32_t kind;
+    float *to; /* count */
+} us_widen_task;
 
 typedef struct {
     const uint32_t *seeds; /* count */

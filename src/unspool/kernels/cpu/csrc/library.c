@@ -118,6 +118,16 @@ void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float
     us_do(kernels()->product, &(us_product_task){matrix, x, num_rows, y, scratch});
 }
 
+int64_t us_halves_bytes(int32_t columns, int32_t num_rows, int32_t threads) {
+    return (int64_t)sizeof(float) * (int64_t)us_pad_halves(columns) * (num_rows + (int64_t)threads * US_MOST_OUTPUTS);
+}
+
+void us_multiply_halves(const uint16_t *weights, const uint16_t *bias, int32_t kind, int32_t rows, int32_t columns, const uint16_t *x,
+                        int32_t num_rows, uint16_t *y, void *scratch, int32_t threads) {
+    us_gather(threads);
+    us_do(kernels()->halves, &(us_halves_task){weights, bias, kind, rows, columns, x, num_rows, y, scratch});
+}
+
 /* Work on rows that need nothing of each other. One row is done by the caller: the threads of a model's step, which
  * another number of them would end, stay as they are. */
 static void do_rows(us_task task, const void *argument, int64_t rows, int32_t threads) {
@@ -128,6 +138,12 @@ static void do_rows(us_task task, const void *argument, int64_t rows, int32_t th
     }
     us_gather(threads);
     us_do(task, argument);
+}
+
+#define WIDENED_TOGETHER (1 << 16) /* numbers that other threads are not woken for */
+
+void us_widen(const uint16_t *from, int64_t count, int32_t kind, float *to, int32_t threads) {
+    do_rows(kernels()->widen, &(us_widen_task){from, count, kind, to}, count > WIDENED_TOGETHER ? 2 : 1, threads);
 }
 
 /* The same with a team that was gathered for its memory. */
