@@ -14,8 +14,19 @@ import numpy as np
 import torch
 
 from unspool.errors import ResourceError, SettingError
+from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
-from unspool.kernels.cpu.structures import NARROW, CJob, CMatrix, CModel, CSteps, count_narrow_bytes, number_kind, point
+from unspool.kernels.cpu.structures import (
+    NARROW,
+    CAttention,
+    CJob,
+    CMatrix,
+    CModel,
+    CSteps,
+    count_narrow_bytes,
+    number_kind,
+    point,
+)
 
 ABI: Final = 24
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
@@ -56,13 +67,11 @@ class Library:
             *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
         ]
         handle.us_product.restype = None
-        handle.us_halves_bytes.argtypes = [ctypes.c_int32] * 3
-        handle.us_halves_bytes.restype = ctypes.c_int64
         handle.us_multiply_halves.argtypes = [
             *(ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int32,) * 3),
-            *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
+            *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32),
         ]
-        handle.us_multiply_halves.restype = None
+        handle.us_attend_halves.argtypes = [ctypes.POINTER(CAttention), ctypes.c_void_p, ctypes.c_int32]
         handle.us_widen.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32]
         handle.us_widen.restype = None
         handle.us_read_rows.argtypes = [ctypes.POINTER(CMatrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
@@ -120,17 +129,51 @@ class Library:
         fits = bias is None or (bias.dtype == dtype and bias.shape == (rows,))
         if dtype not in NARROW or weight.dtype != dtype or inputs != columns or not fits:
             raise SettingError(
-                f"rows {list(x.shape)} of {dtype} can't be multiplied by a matrix {list(weight.shape)} of {weight.dtype}"
+                f"rows {list(x.shape)} of {dtype} can't meet a matrix {list(weight.shape)} of {weight.dtype} with its bias"
             )
         x, made = x.contiguous(), torch.empty(num_rows, rows, dtype=dtype)
-        if not made.numel():
-            return made
-        size = self._handle.us_halves_bytes(columns, num_rows, self.threads)
-        scratch = torch.empty(size, dtype=torch.uint8)
-        kind = number_kind(NARROW[dtype])
-        given = (point(weight), point(bias), kind, rows, columns, point(x), num_rows)
-        self._handle.us_multiply_halves(*given, point(made), point(scratch), self.threads)
+        given = (point(weight), point(bias), number_kind(NARROW[dtype]), rows, columns, point(x), num_rows)
+        if made.numel() and self._handle.us_multiply_halves(*given, point(made), self.threads):
+            raise ResourceError(f"there is no memory for {num_rows} rows of {columns} numbers in float32")
         return made
+
+    def attend_halves(
+        self,
+        queries: torch.Tensor,  # (rows, kv_heads, asked, width)
+        keys: torch.Tensor,  # (rows, kv_heads, keys, width)
+        values: torch.Tensor,
+        mask: torch.Tensor | None,  # boolean (rows or 1, keys): what all queries of a row see
+        scale: float,
+    ) -> torch.Tensor:
+        """What queries read of keys and values, all bfloat16 or all float16: (rows, kv_heads, asked, width) of the same
+        dtype, computed in float32 and rounded once."""
+        rows, heads, asked, width = queries.shape
+        num_keys, dtype = keys.shape[2], queries.dtype
+        expected = (rows, heads, num_keys, width)
+        is_sound = (
+            dtype in NARROW
+            and keys.dtype == values.dtype == dtype
+            and keys.shape == values.shape == expected
+            and keys.stride(3) == values.stride(3) == 1
+            and width % BLOCK == 0
+            and num_keys
+            and (mask is None or (mask.dtype == torch.bool and mask.shape in ((rows, num_keys), (1, num_keys))))
+        )
+        if not is_sound or keys.device.type != "cpu" or values.device.type != "cpu":
+            raise SettingError(
+                f"queries {list(queries.shape)} of {dtype} can't read keys {list(keys.shape)} of {keys.dtype} and "
+                f"values {list(values.shape)} of {values.dtype}"
+            )
+        queries, seen = queries.contiguous(), None if mask is None else mask.contiguous()
+        out = torch.empty_like(queries)
+        described = CAttention(
+            *(point(queries), keys.data_ptr(), values.data_ptr(), point(seen)),
+            *(*keys.stride()[:3], *values.stride()[:3], 0 if seen is None or len(seen) == 1 else num_keys),
+            *(number_kind(NARROW[dtype]), rows, heads, asked, num_keys, width, scale),
+        )
+        if out.numel() and self._handle.us_attend_halves(ctypes.byref(described), point(out), self.threads):
+            raise ResourceError(f"there is no memory for the scores of {num_keys} keys")
+        return out
 
     def widen(self, numbers: torch.Tensor) -> torch.Tensor:
         """Numbers of bfloat16 or float16 in float32."""

@@ -1,21 +1,19 @@
 /* Products with plain rows of bfloat16 or float16, whose activations and results are of the same kind. Included by kernels.c.
  *
- * N rows of weights are multiplied by M of activations, which were widened to floats. A pair of rows has one running sum,
- * whatever N and M are: a row has the same bits alone and in a batch. Weights are widened as they are read; for many rows of
- * activations before that, to a buffer that stays in a cache.
+ * N rows of weights, widened as they are read, are multiplied by M of activations, which were widened before. A pair of rows
+ * has one running sum, whatever N and M are: a row has the same bits alone and in a batch.
  */
 #ifndef UNSPOOL_HALVES_H
 #define UNSPOOL_HALVES_H
 
-#define HALVES_M 4       /* rows of activations that are multiplied together */
-#define HALVES_DIRECT 8  /* rows of activations up to which weights are widened as they are read */
-#define HALVES_ROOM (1 << 17) /* floats of activations that stay in the second-level cache, */
-#define HALVES_WIDE (1 << 14) /* and of weights that stay in the first, or a little more */
-#if defined(US_AVX2) && !defined(US_AVX512)
-#define HALVES_N 3 /* 12 sums, 3 rows of weights and one of activations are 16 registers */
+#define HALVES_N 3            /* rows of weights that are multiplied together, */
+#if defined(__aarch64__) || defined(US_AVX512)
+#define HALVES_M 8 /* and of activations: with these 24 sums fit 32 registers, */
 #else
-#define HALVES_N 4
+#define HALVES_M 4 /* and 12 sums 16 */
 #endif
+#define HALVES_OUTPUTS 24 /* output rows that are put where they belong together */
+#define HALVES_LONE 8 /* rows of weights that are multiplied by one of activations: sums enough that none waits for another */
 
 typedef uint16_t shorts __attribute__((vector_size(LANES * 2)));
 
@@ -85,68 +83,83 @@ static void widen_numbers(const uint16_t *from, int64_t count, int32_t kind, flo
     else widen_as(from, count, US_BF16, to);
 }
 
-/* Rows of `columns` numbers, widened and filled up with zeros to rows of `pitch`. */
-static void widen_rows(const uint16_t *from, int64_t count, int32_t columns, size_t pitch, int32_t kind, float *to) {
-    for (int64_t row = 0; row < count; row++, from += columns, to += pitch) {
-        widen_numbers(from, columns, kind, to);
-        for (size_t i = (size_t)columns; i < pitch; i++) to[i] = 0;
+/* Two vectors of a row of weights. */
+INLINE void load_weights(const uint16_t *row, const int kind, vec *low, vec *high) {
+#if defined(__aarch64__)
+    const uint16x8_t given = vld1q_u16(row);
+    if (kind == US_BF16) {
+        *low = (vec)vshll_n_u16(vget_low_u16(given), 16);
+        *high = (vec)vshll_high_n_u16(given, 16);
+    } else {
+        *low = (vec)vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(given)));
+        *high = (vec)vcvt_high_f32_f16(vreinterpretq_f16_u16(given));
     }
+#else
+    *low = widen_some(row, kind);
+    *high = widen_some(row + LANES, kind);
+#endif
 }
 
-/* The numbers of a row from k on, of which `some` are left. */
-INLINE vec load_weights(const void *row, int32_t k, int32_t some, const int kind) {
-    if (kind == US_F32) return load((const float *)row + k);
-    if (some >= LANES) return widen_some((const uint16_t *)row + k, kind);
-    uint16_t last[LANES] = {0};
-    memcpy(last, (const uint16_t *)row + k, sizeof *last * (size_t)some);
-    return widen_some(last, kind);
-}
-
-/* N rows of weights, `apart` bytes from each other, times M of activations: out[m][n]. */
-INLINE void rows_of_halves(const uint8_t *w, size_t apart, int32_t columns, const float *x, size_t pitch, const int N, const int M,
-                           const int kind, float *out) {
-    vec total[2 * HALVES_N][HALVES_M];
-    UNROLLED for (int n = 0; n < N; n++) EACH_ROW total[n][m] = fill(0);
+/* N rows of weights times M of activations, `pitch` apart and filled up with zeros: out[m][n]. */
+INLINE void rows_of_halves(const uint16_t *w, int32_t columns, const float *x, size_t pitch, const int N, const int M, const int kind,
+                           float *out) {
+    const size_t apart = (size_t)columns;
+    vec total[HALVES_LONE][HALVES_M], low[HALVES_LONE], high[HALVES_LONE];
     int32_t k = 0;
-    for (; k + LANES <= columns; k += LANES) {
-        vec weights[2 * HALVES_N];
-        if (kind != US_F32) __builtin_prefetch(w + (size_t)N * (apart + sizeof(uint16_t) * (size_t)k)); /* the next rows */
-        UNROLLED for (int n = 0; n < N; n++) weights[n] = load_weights(w + (size_t)n * apart, k, LANES, kind);
-        EACH_ROW {
-            const vec given = load(x + m * pitch + k);
-            UNROLLED for (int n = 0; n < N; n++) total[n][m] += weights[n] * given;
-        }
+    UNROLLED for (int n = 0; n < N; n++) EACH_ROW total[n][m] = fill(0);
+#define ADD_PRODUCTS                                                                                    \
+    EACH_ROW {                                                                                          \
+        const vec left = load(x + m * pitch + k), right = load(x + m * pitch + k + LANES);              \
+        UNROLLED for (int n = 0; n < N; n++) total[n][m] += low[n] * left;                              \
+        UNROLLED for (int n = 0; n < N; n++) total[n][m] += high[n] * right;                            \
     }
-    if (k < columns)
+    for (; k + 2 * LANES <= columns; k += 2 * LANES) {
+        const uint16_t *next = w + (size_t)N * (apart + (size_t)k); /* in the rows after these */
+        UNROLLED for (int i = 0; i < N * 2 * LANES; i += 32) __builtin_prefetch(next + i);
+        UNROLLED for (int n = 0; n < N; n++) load_weights(w + (size_t)n * apart + k, kind, low + n, high + n);
+        ADD_PRODUCTS
+    }
+    if (k < columns) {
         UNROLLED for (int n = 0; n < N; n++) {
-            const vec weights = load_weights(w + (size_t)n * apart, k, columns - k, kind);
-            EACH_ROW total[n][m] += weights * load(x + m * pitch + k);
+            uint16_t last[2 * LANES] = {0};
+            memcpy(last, w + (size_t)n * apart + k, sizeof *last * (size_t)(columns - k));
+            load_weights(last, kind, low + n, high + n);
         }
-    UNROLLED for (int n = 0; n < N; n++) {
-        vec all[HALVES_M];
-        UNROLLED for (int m = 0; m < HALVES_M; m++) all[m] = m < M ? total[n][m] : fill(0);
-        const quad results = sums(all);
-        EACH_ROW out[US_MOST_OUTPUTS * m + n] = results[m];
+        ADD_PRODUCTS
     }
+#undef ADD_PRODUCTS
+    UNROLLED for (int n = 0; n < N; n++)
+        UNROLLED for (int four = 0; four < M; four += 4) {
+            vec all[4];
+            UNROLLED for (int m = 0; m < 4; m++) all[m] = four + m < M ? total[n][four + m] : fill(0);
+            const quad results = sums(all);
+            UNROLLED for (int m = 0; m < 4 && four + m < M; m++) out[HALVES_OUTPUTS * (four + m) + n] = results[m];
+        }
 }
 
 /* Some rows of weights times up to HALVES_M of activations: out[m][n]. */
-INLINE void multiply_some(const uint8_t *w, size_t apart, int32_t count, int32_t columns, const float *x, size_t pitch, int32_t M,
-                          const int kind, float *out) {
-#define ROWS(N, M) rows_of_halves(w + (size_t)n * apart, apart, columns, x, pitch, N, M, kind, out + n)
-#define ROWS_OF(M)                                            \
-    case M:                                                   \
-        for (; n + HALVES_N <= count; n += HALVES_N) ROWS(HALVES_N, M); \
-        for (; n < count; n++) ROWS(1, M);                    \
-        break
+INLINE void multiply_some(const uint16_t *w, int32_t count, int32_t columns, const float *x, size_t pitch, int32_t M, const int kind,
+                          float *out) {
     int32_t n = 0;
-    if (M == 1) /* sums enough that none waits for another */
-        for (; n + 2 * HALVES_N <= count; n += 2 * HALVES_N) ROWS(2 * HALVES_N, 1);
+#define ROWS(N, M) rows_of_halves(w + (size_t)n * (size_t)columns, columns, x, pitch, N, M, kind, out + n)
+#define ROWS_OF(M)                                                      \
+    case M:                                                             \
+        for (; n + HALVES_N <= count; n += HALVES_N) ROWS(HALVES_N, M); \
+        for (; n < count; n++) ROWS(1, M);                              \
+        break
+    if (M == 1)
+        for (; n + HALVES_LONE <= count; n += HALVES_LONE) ROWS(HALVES_LONE, 1);
     switch (M) {
         ROWS_OF(1);
         ROWS_OF(2);
         ROWS_OF(3);
         ROWS_OF(4);
+#if HALVES_M == 8
+        ROWS_OF(5);
+        ROWS_OF(6);
+        ROWS_OF(7);
+        ROWS_OF(8);
+#endif
     }
 #undef ROWS_OF
 #undef ROWS
@@ -178,39 +191,36 @@ static void run_widen(const void *argument, int32_t thread, us_team *team) {
 
 static void run_halves(const void *argument, int32_t thread, us_team *team) {
     const us_halves_task *task = argument;
-    const int32_t K = task->columns, num_rows = task->num_rows, kind = task->kind, is_direct = num_rows <= HALVES_DIRECT;
-    const size_t pitch = us_pad_halves(K), apart = (is_direct ? sizeof(uint16_t) * (size_t)K : sizeof(float) * pitch);
-    float *x = task->scratch, *wide = x + ((size_t)num_rows + (size_t)thread * US_MOST_OUTPUTS) * pitch;
-    const int32_t room = HALVES_ROOM / (int32_t)pitch, most = room < HALVES_M ? HALVES_M : room < BLOCK_ROWS ? room : BLOCK_ROWS;
-    const int32_t few = HALVES_WIDE / (int32_t)pitch / HALVES_N * HALVES_N, fewest = few < HALVES_N ? HALVES_N : few;
-    const int32_t outputs = is_direct || fewest > US_MOST_OUTPUTS ? US_MOST_OUTPUTS : fewest;
+    const int32_t K = task->columns, num_rows = task->num_rows, kind = task->kind;
+    const size_t pitch = us_pad_halves(K);
+    float *x = task->wide;
     int64_t first, last;
     split(num_rows, thread, team->size, &first, &last);
-    widen_rows(task->x + first * K, last - first, K, pitch, kind, x + (size_t)first * pitch);
+    for (int64_t row = first; row < last; row++) {
+        float *wide = x + (size_t)row * pitch;
+        widen_numbers(task->x + row * K, K, kind, wide);
+        memset(wide + K, 0, sizeof *wide * (pitch - (size_t)K));
+    }
     us_meet(team);
     split((task->rows + US_TILE - 1) / US_TILE, thread, team->size, &first, &last);
     first *= US_TILE;
     last = last * US_TILE < task->rows ? last * US_TILE : task->rows;
-    for (int32_t from = 0; from < num_rows; from += most)
-        for (int64_t begin = first; begin < last; begin += outputs) {
-            const int32_t count = (int32_t)(last - begin < outputs ? last - begin : outputs);
-            const int32_t stop = num_rows - from < most ? num_rows : from + most;
-            const uint16_t *given = task->weights + (size_t)begin * (size_t)K, *bias = task->bias ? task->bias + begin : NULL;
-            if (!is_direct) widen_rows(given, count, K, pitch, kind, wide);
-            for (int32_t row = from, M; row < stop; row += M) {
-                float made[HALVES_M * US_MOST_OUTPUTS];
-                const float *rows = x + (size_t)row * pitch;
-                M = stop - row < HALVES_M ? stop - row : HALVES_M;
-                if (!is_direct) multiply_some((const uint8_t *)wide, apart, count, (K + LANES - 1) / LANES * LANES, rows, pitch, M, US_F32, made);
-                else if (kind == US_F16) multiply_some((const uint8_t *)given, apart, count, K, rows, pitch, M, US_F16, made);
-                else multiply_some((const uint8_t *)given, apart, count, K, rows, pitch, M, US_BF16, made);
-                for (int32_t m = 0; m < M; m++) {
-                    uint16_t *to = task->y + (size_t)(row + m) * (size_t)task->rows + begin;
-                    if (kind == US_F16) round_as(made + US_MOST_OUTPUTS * m, bias, count, US_F16, to);
-                    else round_as(made + US_MOST_OUTPUTS * m, bias, count, US_BF16, to);
-                }
+    for (int64_t begin = first; begin < last; begin += HALVES_OUTPUTS) {
+        const int32_t count = (int32_t)(last - begin < HALVES_OUTPUTS ? last - begin : HALVES_OUTPUTS);
+        const uint16_t *weights = task->weights + (size_t)begin * (size_t)K, *bias = task->bias ? task->bias + begin : NULL;
+        for (int32_t row = 0, M; row < num_rows; row += M) {
+            float made[HALVES_M * HALVES_OUTPUTS];
+            const float *rows = x + (size_t)row * pitch;
+            M = num_rows - row < HALVES_M ? num_rows - row : HALVES_M;
+            if (kind == US_F16) multiply_some(weights, count, K, rows, pitch, M, US_F16, made);
+            else multiply_some(weights, count, K, rows, pitch, M, US_BF16, made);
+            for (int32_t m = 0; m < M; m++) {
+                uint16_t *to = task->y + (size_t)(row + m) * (size_t)task->rows + begin;
+                if (kind == US_F16) round_as(made + HALVES_OUTPUTS * m, bias, count, US_F16, to);
+                else round_as(made + HALVES_OUTPUTS * m, bias, count, US_BF16, to);
             }
         }
+    }
 }
 
 #endif

@@ -118,16 +118,6 @@ void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float
     us_do(kernels()->product, &(us_product_task){matrix, x, num_rows, y, scratch});
 }
 
-int64_t us_halves_bytes(int32_t columns, int32_t num_rows, int32_t threads) {
-    return (int64_t)sizeof(float) * (int64_t)us_pad_halves(columns) * (num_rows + (int64_t)threads * US_MOST_OUTPUTS);
-}
-
-void us_multiply_halves(const uint16_t *weights, const uint16_t *bias, int32_t kind, int32_t rows, int32_t columns, const uint16_t *x,
-                        int32_t num_rows, uint16_t *y, void *scratch, int32_t threads) {
-    us_gather(threads);
-    us_do(kernels()->halves, &(us_halves_task){weights, bias, kind, rows, columns, x, num_rows, y, scratch});
-}
-
 /* Work on rows that need nothing of each other. One row is done by the caller: the threads of a model's step, which
  * another number of them would end, stay as they are. */
 static void do_rows(us_task task, const void *argument, int64_t rows, int32_t threads) {
@@ -171,6 +161,22 @@ static void *gather_with(size_t bytes, int32_t threads) {
         if (!kept) us_leave();
     }
     return kept;
+}
+
+int32_t us_multiply_halves(const uint16_t *weights, const uint16_t *bias, int32_t kind, int32_t rows, int32_t columns,
+                           const uint16_t *x, int32_t num_rows, uint16_t *y, int32_t threads) {
+    float *wide = gather_with(sizeof(float) * us_pad_halves(columns) * (size_t)num_rows, threads);
+    if (!wide) return -1;
+    us_do(kernels()->halves, &(us_halves_task){weights, bias, kind, rows, columns, x, num_rows, y, wide});
+    return 0;
+}
+
+int32_t us_attend_halves(const us_attention *attention, uint16_t *out, int32_t threads) {
+    const size_t room_size = US_ASKED * (size_t)(attention->width + attention->num_keys);
+    float *rooms = gather_with(sizeof(float) * room_size * (size_t)(threads > 1 ? threads : 1), threads);
+    if (!rooms) return -1;
+    us_do(kernels()->attend, &(us_attend_task){*attention, out, rooms, room_size});
+    return 0;
 }
 
 void us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out,
