@@ -129,7 +129,7 @@ class Library:
         fits = bias is None or (bias.dtype == dtype and bias.shape == (rows,))
         if dtype not in NARROW or weight.dtype != dtype or inputs != columns or not fits:
             raise SettingError(
-                f"rows {list(x.shape)} of {dtype} can't meet a matrix {list(weight.shape)} of {weight.dtype} with its bias"
+                f"rows {list(x.shape)} of {dtype} can't meet a {weight.dtype} matrix {list(weight.shape)} or its bias"
             )
         x, made = x.contiguous(), torch.empty(num_rows, rows, dtype=dtype)
         given = (point(weight), point(bias), number_kind(NARROW[dtype]), rows, columns, point(x), num_rows)
