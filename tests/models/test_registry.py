@@ -151,7 +151,6 @@ def test_every_tensor_is_released_once_it_is_placed(pair_of: Callable[[str], Any
     assert sorted(released) == sorted(pair.weights)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # torch says so once on a CPU without bfloat16
 def test_dtype_and_device(pair_of: Callable[[str], Any]) -> None:
     pair = pair_of("gemma")
     model = build_model(pair.config, MemorySource(pair.weights), dtype=torch.bfloat16)

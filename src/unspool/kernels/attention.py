@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
+from unspool.kernels.halves import attend_halves, is_slow, widen
 from unspool.kernels.presence import runs_kernels
 
 _FEWEST_TOKENS: Final = 1024  # of a prompt, for a kernel of ours
@@ -25,6 +26,9 @@ def attend(
     want_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention output (rows, heads, new, width), and the attention weights if they are wanted."""
+    if is_slow(queries):
+        given: dict[str, Any] = {"is_causal": is_causal, "softcap": softcap, "sinks": sinks}
+        return _attend_widely(queries, keys, values, mask, scale=scale, want_weights=want_weights, **given)
     if want_weights or softcap is not None:
         read, weights = _attend_explicitly(queries, keys, values, scale, mask, is_causal, softcap, sinks)
         return read, weights if want_weights else None
@@ -41,6 +45,19 @@ def attend(
         read = _attend_fused(grouped, keys, values, mask, scale=scale)
         return read.reshape(rows, heads, 1, width), None
     return _attend_fused(queries, keys, values, mask, scale=scale, is_causal=is_causal, enable_gqa=True), None
+
+
+def _attend_widely(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, **settings: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention in float32 whose results are rounded, on a CPU where torch's own of such numbers is slow."""
+    if not any(settings[name] for name in ("is_causal", "want_weights", "softcap")) and settings["sinks"] is None:
+        read = attend_halves(queries, keys, values, mask, settings["scale"])
+        if read is not None:
+            return read, None
+    wide_mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
+    wide, weights = attend(widen(queries), widen(keys), widen(values), mask=wide_mask, **settings)
+    return wide.to(queries.dtype), None if weights is None else weights.to(queries.dtype)
 
 
 def _attend_beside_sinks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from unspool.kernels.attention import attend, soften
+from unspool.kernels.halves import is_slow, widen
 
 
 def attend_branches(
@@ -20,6 +21,10 @@ def attend_branches(
     sinks: torch.Tensor | None = None,  # (1, heads, 1)
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention output (rows, heads, new, width), and the weights over shared and own keys if they are computed."""
+    if is_slow(queries):
+        parts = map(widen, (queries, shared_keys, shared_values, own_keys, own_values))
+        wide, seen = attend_branches(*parts, scale=scale, mask=mask, softcap=softcap, sinks=sinks)
+        return wide.to(queries.dtype), None if seen is None else seen.to(queries.dtype)
     if mask is None and softcap is None and sinks is None and _can_merge(queries):
         return _merge_parts(queries, shared_keys, shared_values, own_keys, own_values, scale), None
     rows, heads, num_new, width = queries.shape

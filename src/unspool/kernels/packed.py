@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from unspool.kernels.attention import attend
+from unspool.kernels.halves import is_slow, widen
 from unspool.kernels.packed_keys import PackedKeys
 from unspool.kernels.packing import unpack
 from unspool.kernels.presence import has_triton
@@ -130,7 +131,8 @@ class _RunningSoftmax:
     """The output of queries (rows, kv_heads, asked, width) so far, and the sum of its weights."""
 
     def __init__(self, queries: torch.Tensor) -> None:
-        self._queries = queries
+        self._dtype, self._is_widened = queries.dtype, is_slow(queries)
+        self._queries = widen(queries) if self._is_widened else queries
         self._peak = queries.new_full((*queries.shape[:3], 1), -torch.inf, dtype=torch.float32)
         self._total = torch.zeros_like(self._peak)
         self._sum = torch.zeros_like(queries, dtype=torch.float32)
@@ -144,6 +146,8 @@ class _RunningSoftmax:
         visible: torch.Tensor | None,  # (rows, 1, asked, keys)
         bias: torch.Tensor | None,  # (rows, kv_heads, asked, keys)
     ) -> None:
+        if self._is_widened:
+            keys, values = widen(keys), widen(values)
         scores = torch.matmul(self._queries, keys.transpose(-1, -2)).float().mul_(scale)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
@@ -160,7 +164,7 @@ class _RunningSoftmax:
         self._peak = peak
 
     def read(self) -> torch.Tensor:
-        return (self._sum / self._total).to(self._queries.dtype)
+        return (self._sum / self._total).to(self._dtype)
 
 
 def _see(places: torch.Tensor, asked: torch.Tensor, window: int | None) -> torch.Tensor:

@@ -141,7 +141,7 @@ def can_pack(config: Mapping[str, Any], *, is_gguf: bool) -> bool:
 
 
 def _default_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:
-    """float32 on a CPU, where 16-bit products are slow; elsewhere the dtype that the weights were saved in."""
+    """float32 on a CPU, where it is fastest; elsewhere the dtype that the weights were saved in."""
     if device.type == "cpu":
         return torch.float32
     saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")

@@ -16,6 +16,7 @@ from unspool.kernels.cpu import AnyBlocks, AnyKind, Blocks, find_library, pack_t
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
 from unspool.kernels.cpu.structures import CMatrix, describe_matrix
 from unspool.kernels.gpu.products.words import WordKind, Words, lay_out_words, round_floats
+from unspool.kernels.halves import multiply_rows
 from unspool.kernels.mx import MxWords
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.presence import has_triton
@@ -109,7 +110,7 @@ class Linear:
         return Linear(self.weight[mine], None if self.bias is None else self.bias[mine])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return multiply_rows(x, self.weight, self.bias)
 
 
 @dataclass(slots=True)

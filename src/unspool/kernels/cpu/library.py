@@ -14,10 +14,21 @@ import numpy as np
 import torch
 
 from unspool.errors import ResourceError, SettingError
+from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.marks import Marks
-from unspool.kernels.cpu.structures import NARROW, CJob, CMatrix, CModel, CSteps, count_narrow_bytes, number_kind, point
+from unspool.kernels.cpu.structures import (
+    NARROW,
+    CAttention,
+    CJob,
+    CMatrix,
+    CModel,
+    CSteps,
+    count_narrow_bytes,
+    number_kind,
+    point,
+)
 
-ABI: Final = 23
+ABI: Final = 24
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -56,6 +67,13 @@ class Library:
             *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
         ]
         handle.us_product.restype = None
+        handle.us_multiply_halves.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int32,) * 3),
+            *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32),
+        ]
+        handle.us_attend_halves.argtypes = [ctypes.POINTER(CAttention), ctypes.c_void_p, ctypes.c_int32]
+        handle.us_widen.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32]
+        handle.us_widen.restype = None
         handle.us_read_rows.argtypes = [ctypes.POINTER(CMatrix), ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
         handle.us_read_rows.restype = None
         at = ctypes.c_void_p
@@ -103,6 +121,69 @@ class Library:
         scratch = torch.empty(int(self._handle.us_product_bytes(ctypes.byref(matrix), x.shape[0])), dtype=torch.uint8)
         self._handle.us_product(ctypes.byref(matrix), point(x), x.shape[0], point(y), point(scratch), self.threads)
         return y
+
+    def multiply_halves(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Rows times a matrix (out, in) plus a bias, all bfloat16 or all float16: (rows, out) of the same dtype. Sums
+        are float32, and rounded once."""
+        dtype, (num_rows, columns), (rows, inputs) = x.dtype, x.shape, weight.shape
+        fits = bias is None or (bias.dtype == dtype and bias.shape == (rows,))
+        if dtype not in NARROW or weight.dtype != dtype or inputs != columns or not fits:
+            raise SettingError(
+                f"rows {list(x.shape)} of {dtype} can't meet a {weight.dtype} matrix {list(weight.shape)} or its bias"
+            )
+        x, made = x.contiguous(), torch.empty(num_rows, rows, dtype=dtype)
+        given = (point(weight), point(bias), number_kind(NARROW[dtype]), rows, columns, point(x), num_rows)
+        if made.numel() and self._handle.us_multiply_halves(*given, point(made), self.threads):
+            raise ResourceError(f"there is no memory for {num_rows} rows of {columns} numbers in float32")
+        return made
+
+    def attend_halves(
+        self,
+        queries: torch.Tensor,  # (rows, kv_heads, asked, width)
+        keys: torch.Tensor,  # (rows, kv_heads, keys, width)
+        values: torch.Tensor,
+        mask: torch.Tensor | None,  # boolean (rows or 1, keys): what all queries of a row see
+        scale: float,
+    ) -> torch.Tensor:
+        """What queries read of keys and values, all bfloat16 or all float16: (rows, kv_heads, asked, width) of the same
+        dtype, computed in float32 and rounded once."""
+        rows, heads, asked, width = queries.shape
+        num_keys, dtype = keys.shape[2], queries.dtype
+        expected = (rows, heads, num_keys, width)
+        is_sound = (
+            dtype in NARROW
+            and keys.dtype == values.dtype == dtype
+            and keys.shape == values.shape == expected
+            and keys.stride(3) == values.stride(3) == 1
+            and width % BLOCK == 0
+            and num_keys
+            and (mask is None or (mask.dtype == torch.bool and mask.shape in ((rows, num_keys), (1, num_keys))))
+        )
+        if not is_sound or keys.device.type != "cpu" or values.device.type != "cpu":
+            raise SettingError(
+                f"queries {list(queries.shape)} of {dtype} can't read keys {list(keys.shape)} of {keys.dtype} and "
+                f"values {list(values.shape)} of {values.dtype}"
+            )
+        queries, seen = queries.contiguous(), None if mask is None else mask.contiguous()
+        out = torch.empty_like(queries)
+        described = CAttention(
+            *(point(queries), keys.data_ptr(), values.data_ptr(), point(seen)),
+            *(*keys.stride()[:3], *values.stride()[:3], 0 if seen is None or len(seen) == 1 else num_keys),
+            *(number_kind(NARROW[dtype]), rows, heads, asked, num_keys, width, scale),
+        )
+        if out.numel() and self._handle.us_attend_halves(ctypes.byref(described), point(out), self.threads):
+            raise ResourceError(f"there is no memory for the scores of {num_keys} keys")
+        return out
+
+    def widen(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Numbers of bfloat16 or float16 in float32."""
+        if numbers.dtype not in NARROW:
+            raise SettingError(f"numbers of {numbers.dtype} can't be widened; give bfloat16 or float16")
+        given = numbers.contiguous()
+        made = torch.empty(given.shape)
+        kind = number_kind(NARROW[given.dtype])
+        self._handle.us_widen(point(given), given.numel(), kind, point(made), self.threads)
+        return made
 
     def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
         """Lay a float32 matrix out in tiles of out's dtype, bfloat16 or float16; whether every number is finite and

@@ -173,6 +173,19 @@ class CJob(ctypes.Structure):
     ]
 
 
+class CAttention(ctypes.Structure):
+    """us_attention."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "mask")),
+        *((name, ctypes.c_int64) for name in ("key_row", "key_head", "key_place")),
+        *((name, ctypes.c_int64) for name in ("value_row", "value_head", "value_place", "mask_row")),
+        *((name, ctypes.c_int32) for name in ("kind", "rows", "heads", "asked", "num_keys", "width")),
+        ("scale", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+    ]
+
+
 class CSteps(ctypes.Structure):
     """us_steps."""
 

@@ -14,6 +14,7 @@ from unspool.kernels.activations import find_activation
 from unspool.kernels.attention import attend
 from unspool.kernels.branched import attend_shared
 from unspool.kernels.forked import fold_mask
+from unspool.kernels.halves import convolve
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ragged import Ragged
 from unspool.models.decoder.layers import Layer
@@ -225,8 +226,8 @@ class EncoderDecoder(CalledPair):
     def _hear(self, features: torch.Tensor) -> torch.Tensor:
         """Features (rows, channels, frames) through the convolutions: (rows, positions, hidden)."""
         first, second = self.weights.encoder.convolutions
-        x = F.gelu(F.conv1d(features.to(self.device, self.dtype), first.weight, first.bias, padding=1))
-        return F.gelu(F.conv1d(x, second.weight, second.bias, stride=2, padding=1)).transpose(1, 2)
+        x = F.gelu(convolve(features.to(self.device, self.dtype), first.weight, first.bias))
+        return F.gelu(convolve(x, second.weight, second.bias, stride=2)).transpose(1, 2)
 
     def _look_around(self, lengths: Sequence[int], longest: int) -> Sequence[torch.Tensor | None]:
         """The encoder's masks: one for all layers, or one per layer."""

@@ -28,6 +28,9 @@ typedef struct {
     us_task own_lists;  /* argument: us_own_task */
     us_task ranks;      /* argument: us_rank_task */
     us_task normalise;  /* argument: us_normalise_task */
+    us_task halves;     /* argument: us_halves_task */
+    us_task widen;      /* argument: us_widen_task */
+    us_task attend;     /* argument: us_attend_task */
 } us_kernels;
 
 typedef struct {
@@ -49,6 +52,35 @@ typedef struct {
     float *y;
     void *scratch;
 } us_product_task;
+
+/* Floats from one widened row to the next: whole pairs of vectors of any instruction set, and a cache line, or rows of 1024 numbers
+ * and more would have the same places in a cache. */
+static inline size_t us_pad_halves(int32_t columns) { return (((size_t)columns + 31) & ~(size_t)31) + 16; }
+
+typedef struct {
+    const uint16_t *weights, *bias; /* (rows, columns) and rows, of US_BF16 or US_F16; or no bias */
+    int32_t kind, rows, columns;
+    const uint16_t *x; /* (num_rows, columns) */
+    int32_t num_rows;
+    uint16_t *y; /* (num_rows, rows) */
+    float *wide; /* num_rows, us_pad_halves(columns) apart: x as floats */
+} us_halves_task;
+
+#define US_ASKED 4 /* queries that meet a key together */
+
+typedef struct {
+    us_attention a;
+    uint16_t *out;
+    float *rooms; /* for each thread, this far apart */
+    size_t room_size;
+} us_attend_task;
+
+typedef struct {
+    const uint16_t *from; /* count */
+    int64_t count;
+    int32_t kind;
+    float *to; /* count */
+} us_widen_task;
 
 typedef struct {
     const uint32_t *seeds; /* count */

@@ -14,6 +14,8 @@ static void split(int64_t count, int32_t thread, int32_t size, int64_t *first, i
 #include "norms.h"
 #include "floats.h"
 #include "products.h"
+#include "halves.h"
+#include "half_attention.h"
 
 /* Everything that one run needs at hand. */
 typedef struct {
@@ -334,4 +336,5 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_lists, run_listed, run_marked, run_tournament,
-                                         run_contexts, run_draws, run_row_draws, run_own_lists, run_ranks, run_normalise};
+                                         run_contexts, run_draws, run_row_draws, run_own_lists, run_ranks, run_normalise, run_halves,
+                                         run_widen, run_attend};

@@ -130,6 +130,12 @@ static void do_rows(us_task task, const void *argument, int64_t rows, int32_t th
     us_do(task, argument);
 }
 
+#define WIDENED_TOGETHER (1 << 16) /* numbers that other threads are not woken for */
+
+void us_widen(const uint16_t *from, int64_t count, int32_t kind, float *to, int32_t threads) {
+    do_rows(kernels()->widen, &(us_widen_task){from, count, kind, to}, count > WIDENED_TOGETHER ? 2 : 1, threads);
+}
+
 /* The same with a team that was gathered for its memory. */
 static void do_gathered(us_task task, const void *argument, int64_t rows) {
     us_team alone = {.size = 1};
@@ -155,6 +161,22 @@ static void *gather_with(size_t bytes, int32_t threads) {
         if (!kept) us_leave();
     }
     return kept;
+}
+
+int32_t us_multiply_halves(const uint16_t *weights, const uint16_t *bias, int32_t kind, int32_t rows, int32_t columns,
+                           const uint16_t *x, int32_t num_rows, uint16_t *y, int32_t threads) {
+    float *wide = gather_with(sizeof(float) * us_pad_halves(columns) * (size_t)num_rows, threads);
+    if (!wide) return -1;
+    us_do(kernels()->halves, &(us_halves_task){weights, bias, kind, rows, columns, x, num_rows, y, wide});
+    return 0;
+}
+
+int32_t us_attend_halves(const us_attention *attention, uint16_t *out, int32_t threads) {
+    const size_t room_size = US_ASKED * (size_t)(attention->width + attention->num_keys);
+    float *rooms = gather_with(sizeof(float) * room_size * (size_t)(threads > 1 ? threads : 1), threads);
+    if (!rooms) return -1;
+    us_do(kernels()->attend, &(us_attend_task){*attention, out, rooms, room_size});
+    return 0;
 }
 
 void us_are_first(const uint32_t *seeds, const int32_t *tokens, int64_t count, int32_t vocab, int32_t num_first, uint8_t *out,

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 23
+#define US_ABI 24
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of numbers of 16 bits */
@@ -170,6 +170,24 @@ void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int
 /* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads);
+/* y (num_rows, rows) = x (num_rows, columns) times weights (rows, columns), plus a bias if there is one, all of them plain
+   rows of US_BF16 or of US_F16: sums are float32, and rounded once. Returns 0, or -1 where there is no memory. */
+int32_t us_multiply_halves(const uint16_t *weights, const uint16_t *bias, int32_t kind, int32_t rows, int32_t columns,
+                           const uint16_t *x, int32_t num_rows, uint16_t *y, int32_t threads);
+/* Keys and values of US_BF16 or US_F16, (rows, heads, num_keys, width) with these strides, and queries (rows, heads, asked,
+   width) that see all of them, or those that a row's mask has. Widths are whole tiles (US_BLOCK). */
+typedef struct {
+    const uint16_t *queries, *keys, *values;
+    const uint8_t *mask; /* (rows, num_keys), `mask_row` apart; or NULL */
+    int64_t key_row, key_head, key_place, value_row, value_head, value_place, mask_row;
+    int32_t kind, rows, heads, asked, num_keys, width;
+    float scale;
+    int32_t unused;
+} us_attention;
+/* out (rows, heads, asked, width): what the queries read, computed in float32. Returns 0, or -1 where there is no memory. */
+int32_t us_attend_halves(const us_attention *attention, uint16_t *out, int32_t threads);
+/* to (count) = numbers of US_BF16 or US_F16 as floats. */
+void us_widen(const uint16_t *from, int64_t count, int32_t kind, float *to, int32_t threads);
 /* Lay the rows of a matrix of floats out as US_BF16 or US_F16: whether all of its numbers are finite and of that kind. */
 int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, int32_t kind, uint16_t *out);
 /* Rows of a matrix as numbers: (count, columns). */
