@@ -8,6 +8,7 @@
 #define UNSPOOL_NARROW_NEON_H
 
 #define VECTORS (US_PANEL / LANES)
+#define ASKED 1024 /* bytes that are asked for ahead of a row */
 #define SPAN 512 /* columns of a panel that are widened at once: 32 KB */
 
 /* Multiply by the column that is `lane` of four: a vector of weights, and M rows. */
@@ -29,12 +30,14 @@ INLINE void rows_of_panels(panels p, int32_t columns, const float *x, size_t str
     const uint8_t *w = p.first;
     for (int32_t k = 0; k < columns; k += 4, w += 128) {
         float32x4_t given[NARROW_TURN];
+        /* What is asked for behind a panel's end is of the panel that this one's sums are followed by. */
+        const size_t ahead = ASKED + (k < columns - ASKED / 32 ? 0 : (size_t)(P - 1) * p.apart);
         EACH_ROW given[m] = vld1q_f32(x + m * stride + k);
         UNROLLED for (int i = 0; i < P; i++) {
             UNROLLED for (int pair = 0; pair < 2; pair++) {
                 const uint8_t *from = w + (size_t)i * p.apart + 64 * pair;
                 float32x4_t even[VECTORS], odd[VECTORS];
-                __builtin_prefetch(from + 1024);
+                __builtin_prefetch(from + ahead);
                 UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) even[v] = widen_column(from, v, kind, 0);
                 UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) odd[v] = widen_column(from, v, kind, 1);
                 UNROLLED for (int v = 0; v < VECTORS; v++)
