@@ -60,7 +60,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["576x1536", "2048x8192"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 16, 32])
-    parser.add_argument("--kinds", nargs="+", default=["float32"], choices=["float32", *NARROW_KINDS, "int8", "int4", *STORED])
+    parser.add_argument(
+        "--kinds", nargs="+", default=["float32"], choices=["float32", *NARROW_KINDS, "int8", "int4", *STORED]
+    )
     parser.add_argument("--megabytes", type=int, default=192, help="of matrices that take turns")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.6)

@@ -20,11 +20,12 @@ from unspool.models.weights import AnyLinear, Linear, find_addresses
 Multiply = Callable[[AnyLinear, torch.Tensor], torch.Tensor]
 """Multiplies rows (…, in) by a matrix: (…, out)."""
 
-# Rows of a product; for more of them torch's products of plain floats are as fast. Measured on AVX-512 and a Neoverse-N1.
+# Rows of a product; for more of them torch's products of plain floats are as fast. Measured on AVX-512 and Arm.
 _MOST_ROWS: Final[dict[str, dict[FloatKind, int]]] = {
     "amx": {"bfloat16": sys.maxsize, "float16": 128},
     "avx512": {"bfloat16": 128, "float16": 128},
     "neon_dot": {"bfloat16": sys.maxsize, "float16": sys.maxsize},
+    "neon_i8mm": {"bfloat16": sys.maxsize, "float16": sys.maxsize},
 }
 
 
