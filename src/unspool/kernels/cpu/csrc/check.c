@@ -325,6 +325,7 @@ static void check_run(void) {
     let_go();
 }
 
+#include "check_halves.h"
 #include "check_marks.h"
 
 static void expect_threads(int is_so, const char *what) {
@@ -365,7 +366,8 @@ int main(int argc, char **argv) {
     check_crowding();
     for (int i = 0; i < rounds; i++) check_product();
     for (int i = 0; i < rounds; i++) check_run();
+    for (int i = 0; i < rounds; i++) check_halves();
     for (int i = 0; i < rounds; i++) check_marks();
-    printf("%d products, runs, marks and masks each on %s: %d wrong\n", rounds, us_available(), num_wrong);
+    printf("%d products, runs, halves, marks and masks each on %s: %d wrong\n", rounds, us_available(), num_wrong);
     return num_wrong > 0;
 }
