@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from unspool.kernels.cpu import find_library, pack_tiles, quantise_rows, read_supers
-from unspool.kernels.cpu.structures import NARROW, PANEL, describe_matrix
+from unspool.kernels.cpu.structures import NARROW, count_narrow_bytes, describe_matrix
 from unspool.kernels.cpu.supers import SUPER_BYTES, SUPER_KINDS, count_columns
 
 NARROW_KINDS = {name: dtype for dtype, name in NARROW.items()}
@@ -34,9 +34,10 @@ def make_tiles(kind: str, outputs: int, inputs: int, seed: int) -> torch.Tensor:
         return pack_tiles(blocks)
     weight = torch.randn(outputs, inputs, generator=generator)
     if kind in NARROW_KINDS:
-        dtype = NARROW_KINDS[kind]
-        library, tiles = find_library(), torch.empty(-(-outputs // PANEL) * PANEL * inputs, dtype=dtype)
+        dtype, num_bytes, library = NARROW_KINDS[kind], count_narrow_bytes(outputs, inputs), find_library()
+        assert num_bytes is not None
         assert library is not None
+        tiles = torch.empty(num_bytes, dtype=torch.uint8).view(dtype)
         assert library.narrow_rows(weight.to(dtype).float(), tiles)
         return tiles
     return weight if kind == "float32" else pack_tiles(quantise_rows(weight, kind))

@@ -21,7 +21,7 @@ typedef uint16_t shorts __attribute__((vector_size(LANES * 2)));
 INLINE vec widen_some(const uint16_t *p, const int kind) {
 #if defined(__aarch64__)
     if (kind == US_BF16) return (vec)vshll_n_u16(vld1_u16(p), 16);
-    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+    return widen_halves(p);
 #elif defined(US_AVX512)
     if (kind == US_BF16) return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
     return widen_halves(p);

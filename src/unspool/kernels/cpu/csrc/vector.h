@@ -201,7 +201,7 @@ INLINE vec widen_halves(const void *p) {
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(p));
 #elif defined(US_AVX2)
     return (vec)_mm256_cvtph_ps(_mm_loadu_si128(p));
-#elif defined(US_NEON_DOT)
+#elif defined(__aarch64__)
     return (vec)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
 #else
     uint16_t halves[LANES];
