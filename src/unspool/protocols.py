@@ -90,7 +90,7 @@ class Want:
     hidden_states: bool = False
     attentions: bool = False
     last_states: bool = False  # the final states that the head reads, of every new position
-    early: tuple[int, ...] = ()  # layers whose states are to be read by the head too; 0 is the embeddings
+    early: tuple[int, ...] = ()  # which of the `hidden_states` are to be read by the head too
     exit_layer: int | None = None  # only the first so many layers run, then the head (models that can "early_exit")
     epilogue: Epilogue | None = None  # what follows the pass; one that does it sets `Forward.epilogue`
     # What is returned is read at once, by one thread and without changing it: it may be overwritten by the next pass.
@@ -155,6 +155,7 @@ class PreparedRows:
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), instead of tokens
     source_ids: torch.Tensor | None = None  # the encoder's tokens, if it reads any
     num_sources: int = 0  # rows that the encoder reads; 0 without an encoder
+    num_hidden: int = 0  # columns of embeddings that were given without ids, padding among them
 
 
 class Model(Protocol):

@@ -253,6 +253,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"dola_layers": "middle"}, "dola_layers"),
     ({"num_assistant_tokens_schedule": "sometimes"}, "num_assistant_tokens_schedule"),
     ({"constraints": "abc"}, "constraints"),
+    ({"forced_eos_token_id": [5, 6], "suppress_tokens": [4, 5, 6]}, "forced_eos_token_id"),
+    ({"forced_bos_token_id": 5, "suppress_tokens": [5]}, "forced_bos_token_id"),
     ({"generation_kwargs": [1]}, "generation_kwargs"),
     ({"validate": 3}, "validate"),
     ({"explicit": 3}, "explicit"),

@@ -192,6 +192,16 @@ def test_embeddings_count_as_positions_of_max_length() -> None:
         generate(model, inputs_embeds=embeds, max_length=3)
 
 
+def test_masked_embeddings_count_as_positions_of_lengths_as_masked_ids_do() -> None:
+    model, ids, mask = FakeModel(), torch.tensor([[1, 2, 0, 3]]), torch.tensor([[1, 1, 0, 1]])
+    given = {"inputs_embeds": model.embed(ids), "attention_mask": mask}
+    [first] = generate(model, **given, max_new_tokens=1)[0].tolist()
+    for settings in ({"max_length": 8}, {"max_new_tokens": 6, "min_length": 4, "eos_token_id": first}):
+        assert torch.equal(
+            generate(model, **given, **settings), generate(model, ids, attention_mask=mask, **settings)[:, 4:]
+        )
+
+
 def test_a_model_that_reads_no_embeddings_says_so() -> None:
     model = FakeModel(can=frozenset())
     with pytest.raises(UnsupportedError, match="a fake model can't read inputs_embeds"):

@@ -12,7 +12,7 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
 from unspool.decoding.speculative.sources import can_read
 from unspool.errors import InputError, SettingError
-from unspool.models.adapters import adapt_half, find_twin
+from unspool.models.adapters import adapt_half, find_owner, find_twin, keeps_states
 from unspool.models.native import NativeModel
 from unspool.plan import Origin
 from unspool.plan.drafting import Relation
@@ -29,7 +29,7 @@ class Assistant:
 
     model: Model
     vocabularies: Vocabularies | None = None
-    owner: Model | None = None  # has the settings of a transformers object that drafts natively
+    owner: Any = None  # has the settings of a transformers object that drafts
 
     @property
     def relation(self) -> Relation:
@@ -45,8 +45,8 @@ class Assistant:
 def find_drafting(assistant: Any, model: Model) -> Model:
     """The model that drafts, in the form that goes with the model.
 
-    An object of transformers drafts natively for a native model if it can. A decoder alone that can read an encoder's
-    states, as distilled Whispers are loaded, reads those of the model's encoder.
+    An object of transformers drafts natively for a native model if it can, and always if it keeps states. A decoder
+    alone that can read an encoder's states, as distilled Whispers are loaded, reads those of the model's encoder.
     """
     theirs = find_object(assistant)
     if theirs is None:
@@ -54,14 +54,14 @@ def find_drafting(assistant: Any, model: Model) -> Model:
     half = adapt_half(theirs) if model.info.is_encoder_decoder else None
     if half is not None:
         return half
-    twin = find_twin(theirs)[0] if isinstance(model, NativeModel) else None
+    twin = find_twin(theirs)[0] if isinstance(model, NativeModel) or keeps_states(theirs) else None
     return as_model(assistant) if twin is None else twin
 
 
 def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
     """The draft model, with both vocabularies if they differ; raises if that is unknown or the model can't be used."""
-    core = find_drafting(assistant, model)
-    owner = None if find_object(assistant) is None else as_model(assistant)
+    core, theirs = find_drafting(assistant, model), find_object(assistant)
+    owner = None if theirs is None else find_owner(theirs)
     if core.device != model.device:
         raise SettingError(
             f"`assistant_model` is on {core.device} and the model on {model.device}; load both on one device"
@@ -143,9 +143,9 @@ def _check_size(name: str, vocabulary: Vocabulary) -> None:
         )
 
 
-def follow_assistant(settings: GenerationConfig, origins: dict[str, Origin], assistant: Any) -> None:
+def follow_assistant(settings: GenerationConfig, origins: dict[str, Origin], assistant: Assistant) -> None:
     """Use the draft model's own drafting settings for those that the call does not set."""
-    config = getattr(as_model(assistant), "generation_config", None)
+    config = getattr(assistant.owner or assistant.model, "generation_config", None)
     if not isinstance(config, GenerationConfig):
         return
     for name in _FOLLOWED:

@@ -172,7 +172,7 @@ def _read_assistant(opened: OpenedCall, tokenizer: Any, assistant_tokenizer: Any
     given = opened.assistant_model
     if given is not None:
         assistant = read_assistant(given, opened.model, tokenizer, assistant_tokenizer)
-        follow_assistant(opened.settings, opened.origins, given)
+        follow_assistant(opened.settings, opened.origins, assistant)
         return assistant
     if assistant_tokenizer is not None:
         raise SettingError(
@@ -247,6 +247,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         is_ragged=any(len(set(each)) > 1 for each in lengths),
         has_negative=prompts.negative is not None,
         longest_negative=max(prompts.negative.lengths) if prompts.negative and prompts.source is None else 0,
+        hidden=prompts.num_hidden,
     )
 
 

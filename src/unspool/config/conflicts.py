@@ -16,6 +16,13 @@ def _asks_groups(facts: ConfigFacts) -> bool:
     return facts.num_beams > 1 and has_groups and not facts.is_constrained
 
 
+def _suppresses_all(facts: ConfigFacts, name: str) -> bool:
+    """Whether every token that a setting forces is suppressed too."""
+    given = getattr(facts.settings, name)
+    forced = set(given) if isinstance(given, (list, tuple)) else {given}
+    return facts.is_on(name) and forced <= set(facts.settings.suppress_tokens)
+
+
 RETURNED: Method[ConfigFacts] = Method(
     lambda facts: _count_returned(facts) != 1,
     "{why}",
@@ -75,4 +82,21 @@ DRAFTER: Method[ConfigFacts] = Method(
     "{regex}, {choice} or {grammar}, or leave it out",
     (Pair(lambda facts: not list_structures(facts.settings), ""),),
 )
-OF_CONFIG = (CACHE_CONFIG, RETURNED, CONSTRAINED, GROUPS, STRUCTURED, DRAFTER)
+SUPPRESSED: Method[ConfigFacts] = Method(
+    "suppress_tokens",
+    "{why}",
+    (
+        Pair(
+            lambda facts: _suppresses_all(facts, "forced_bos_token_id"),
+            "{forced_bos_token_id:is {settings.forced_bos_token_id!r}} forces a token that {suppress_tokens} forbids, "
+            "so none would be left; take it out of one of them",
+        ),
+        Pair(
+            lambda facts: _suppresses_all(facts, "forced_eos_token_id"),
+            "{forced_eos_token_id:is {settings.forced_eos_token_id!r}} forces a token that {suppress_tokens} forbids, "
+            "so none would be left; take it out of one of them, and use {min_new_tokens} to keep a text from ending "
+            "early",
+        ),
+    ),
+)
+OF_CONFIG = (CACHE_CONFIG, RETURNED, CONSTRAINED, GROUPS, STRUCTURED, DRAFTER, SUPPRESSED)

@@ -78,7 +78,9 @@ def _take_prepared(rows: PreparedRows) -> Prompts:
     if rows.num_sources:
         width = 1 if rows.source_ids is None else rows.source_ids.shape[1]
         source = EncoderInput(rows.source_ids, [width] * rows.num_sources)
-    return Prompts(rows.ids, rows.lengths, shown=rows.shown, embeds=rows.embeds, source=source)
+    return Prompts(
+        rows.ids, rows.lengths, shown=rows.shown, embeds=rows.embeds, num_hidden=rows.num_hidden, source=source
+    )
 
 
 def _read_negative(model: Model, inputs: Inputs, settings: GenerationConfig, num_rows: int) -> EncoderInput | None:

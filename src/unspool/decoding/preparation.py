@@ -33,7 +33,7 @@ class Hooks:
     cache: Cache | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     assistant: Model | None = None  # a model that drafts
-    drafting_owner: Model | None = None  # whose settings keep the length of drafts, if not the model that drafts
+    drafting_owner: Any = None  # whose settings keep the length of drafts, if not the model that drafts
     vocabularies: Vocabularies | None = None  # the model's and the assistant's, if they differ
     shows_beams: bool = False  # the whole table of beams is wanted at every step
     owns_cache: bool = False  # the cache that was given is this call's alone

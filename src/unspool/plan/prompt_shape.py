@@ -20,11 +20,7 @@ class PromptShape:
     is_ragged: bool = False  # rows of different lengths, the encoder's among them
     has_negative: bool = False  # a negative prompt was given
     longest_negative: int = 0  # positions it takes in the decoder
-
-    @property
-    def hidden(self) -> int:
-        """Positions that no column stands for: those of embeddings without ids."""
-        return self.longest if self.has_embeds and self.width == 0 else 0
+    hidden: int = 0  # columns of embeddings that were given without ids, padding included
 
     @property
     def longest_read(self) -> int:
@@ -33,4 +29,4 @@ class PromptShape:
 
     def without_lengths(self) -> PromptShape:
         """The shape of all prompts that differ from these in their lengths alone; no prompt still has no columns."""
-        return replace(self, width=min(self.width, 1), longest=1, longest_negative=0)
+        return replace(self, width=min(self.width, 1), longest=1, longest_negative=0, hidden=min(self.hidden, 1))

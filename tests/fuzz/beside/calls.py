@@ -37,6 +37,18 @@ class Call:
         return self.model in PAIRS
 
     @property
+    def is_static(self) -> bool:
+        """Whether the cache is transformers' static one."""
+        return "static" in str(self.settings.get("cache_implementation"))
+
+    @property
+    def has_hidden_holes(self) -> bool:
+        """Whether there is no mask, and pad tokens, which stand for one, are not all at the start of their row."""
+        pad = self.settings.get("pad_token_id", PAD)
+        seen = [[token != pad for token in row] for row in self.ids]
+        return self.mask is None and any(row != sorted(row) for row in seen)
+
+    @property
     def returns_dict(self) -> bool:
         """Whether an output object is asked for."""
         return bool(self.settings.get("return_dict_in_generate"))
@@ -250,7 +262,9 @@ def make_inputs(call: Call, model: Any) -> dict[str, Any]:
         given["attention_mask"] = torch.tensor(call.mask)
     if call.embeds != "none":
         table = models.make(call.model, call.seed).get_input_embeddings().weight.detach()
-        noise = torch.randn(*ids.shape, table.shape[1], generator=torch.Generator().manual_seed(7))
+        drawn = torch.randn(*ids.shape, table.shape[1], generator=torch.Generator().manual_seed(7))
+        order = torch.tensor(call.mask or [[1] * ids.shape[1]] * len(ids)).argsort(dim=-1, stable=True)
+        noise = torch.zeros_like(drawn).scatter_(1, order[..., None].expand_as(drawn), drawn)  # tokens may be moved
         given["inputs_embeds"] = table[ids] + 0.1 * noise
         if call.embeds == "alone":
             del given["input_ids"]

@@ -58,11 +58,17 @@ def _find_unlike(call: Call, way: str, theirs: Answer, answer: Answer) -> Unlike
     found = compare(call, theirs, answer, way=way)
     if found is None or known.differs(call, way, found):
         return None
-    if theirs.sequences.tolist() != answer.sequences.tolist() and is_near_tie(
-        turn_round(call) if call.is_right_padded else call, theirs, answer
-    ):
+    if theirs.sequences.tolist() != answer.sequences.tolist() and _is_tie(call, theirs, answer):
         return None
     return Unlike(way, "differs", found)
+
+
+def _is_tie(call: Call, theirs: Answer, answer: Answer) -> bool:
+    wrote = theirs.sequences[:, count_prompt(call) :].tolist()
+    if known.has_no_reference(call):
+        return is_near_tie(call, lambda same, model: run_ours(same, "adapter", model) or Answer(), wrote)
+    turned = turn_round(call) if call.is_right_padded else call
+    return is_near_tie(turned, lambda same, model: run_theirs(same, model, answer), wrote)
 
 
 def _ask(call: Call, ours: Answer | None) -> Answer:

@@ -96,15 +96,15 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
     return given, streamer
 
 
-def run_ours(call: Call, way: str) -> Answer | None:
-    """A call by one of `WAYS`; None where there is no native model."""
+def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
+    """A call by one of `WAYS`, of another `model` if one is given; None where there is no native model."""
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
     if way == "native":
         model, assistant = models.load(call.model, call.seed), models.load(call.model, other)
         if model is None:
             return None
     else:
-        model = models.make_again(call.model, call.seed, call.attention)
+        model = models.make_again(call.model, call.seed, call.attention) if model is None else model
         assistant = model if other == call.seed else models.make_again(call.model, other, call.attention)
     given, streamer = make_arguments(call, model, assistant)
     if way != "native":

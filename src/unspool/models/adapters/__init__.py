@@ -8,6 +8,7 @@ from unspool.models.adapters.door import (
     adapt_half,
     find_adapter,
     find_mixin,
+    find_owner,
     find_settings,
     has_own_loop,
     is_transformers_model,
@@ -26,7 +27,7 @@ from unspool.models.adapters.settings import (
     is_theirs,
     read_settings,
 )
-from unspool.models.adapters.twin import drop_twin, find_twin, prepare_twin
+from unspool.models.adapters.twin import drop_twin, find_twin, keeps_states, prepare_twin
 
 __all__ = [
     "MODEL_INPUTS",
@@ -40,6 +41,7 @@ __all__ = [
     "drop_unknown_tokens",
     "find_adapter",
     "find_mixin",
+    "find_owner",
     "find_preparing",
     "find_settings",
     "find_twin",
@@ -47,6 +49,7 @@ __all__ = [
     "has_own_loop",
     "is_theirs",
     "is_transformers_model",
+    "keeps_states",
     "list_inputs",
     "open_call",
     "prepare_call",

@@ -21,7 +21,7 @@ from unspool.models.adapters.description import (
     reads_states,
 )
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
-from unspool.models.adapters.settings import convert_settings, is_theirs, name_static_kind
+from unspool.models.adapters.settings import ObjectSettings, convert_settings, is_theirs, name_static_kind
 from unspool.models.adapters.twin import find_twin, keeps_states
 from unspool.models.native import NativeModel
 from unspool.plan import find_marking_pad
@@ -83,6 +83,11 @@ def find_adapter(model: Any) -> Adapted | None:
         return adapt(model)
     except UnsupportedError:
         return None
+
+
+def find_owner(model: Any) -> Adapted | ObjectSettings:
+    """What holds a transformers object's own settings."""
+    return find_adapter(model) or ObjectSettings(model)
 
 
 def has_own_loop(model: Any) -> bool:

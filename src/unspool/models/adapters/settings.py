@@ -37,6 +37,22 @@ def read_settings(model: Any) -> GenerationConfig | None:
     return convert_settings(config)
 
 
+class ObjectSettings:
+    """The own settings of a transformers object that has no adapter."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """What they are now."""
+        return read_settings(self._model)
+
+    def keep_setting(self, name: str, value: Any) -> None:
+        """Change one of them."""
+        setattr(self._model.generation_config, name, value)
+
+
 def convert_settings(config: Any) -> GenerationConfig:
     """A transformers GenerationConfig as ours: the values that differ from its defaults."""
     # A config may spell out what is the case anyway.

@@ -115,8 +115,15 @@ class Mamba(NativeModel):
             return self._captured.run(tokens, self._check_cache(cache))
         states, hidden = self._run(tokens, cache, counts, want, embeds)
         read = take_last(states, counts) if want.logits == "last" else states  # (rows, hidden) or (rows, new, hidden)
-        last = states if want.last_states else None
-        return Forward(self.weights.head(read), hidden, last_states=last, path_reason=reason or "")
+        head = self.weights.head
+        early = tuple(head(take_last(hidden[layer], counts).to(self.dtype)) for layer in want.early) if hidden else None
+        return Forward(
+            head(read),
+            hidden if want.hidden_states else None,
+            last_states=states if want.last_states else None,
+            early_logits=early or None,
+            path_reason=reason or "",
+        )
 
     @torch.no_grad()
     def follow(
@@ -144,7 +151,7 @@ class Mamba(NativeModel):
         embeds: torch.Tensor | None,
         given: Sequence[torch.Tensor] = (),
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
-        """Final states (rows, new, hidden), and those of all layers if they are wanted; see `follow` for `given`."""
+        """Final states (rows, new, hidden), and those of all layers if any is wanted; see `follow` for `given`."""
         self._refuse_attentions(want.attentions)
         states = self._check_cache(cache)
         x = self.weights.embedding(tokens) if tokens is not None else embeds
@@ -152,16 +159,16 @@ class Mamba(NativeModel):
         x = x.to(torch.float32 if self.spec.is_residual_float32 else self.dtype)  # (rows, new, hidden)
         span = states.begin(x.shape[0], x.shape[1], counts, self.device)
         past_end = self._find_past_end(span)
-        hidden = []
+        keeps, hidden = want.hidden_states or bool(want.early), []
         for index, layer in enumerate(self._layers):
             x = x + self._mix(index, layer, layer.norm(x.to(self.dtype)), states, past_end)
-            if want.hidden_states:
+            if keeps:
                 hidden.append(x)
             if given:
                 x = given[index].to(x.dtype)
         states.end()
         x = self.weights.final_norm(x).to(self.dtype)
-        return x, (*hidden, x) if want.hidden_states else None
+        return x, (*hidden, x) if keeps else None
 
     def _mix(
         self, index: int, layer: Any, x: torch.Tensor, cache: MambaCache, past_end: torch.Tensor | None
@@ -283,7 +290,7 @@ def describe(spec: MambaSpec) -> ModelInfo:
         bos_token_id=spec.bos_token_id,
         eos_token_id=spec.eos_token_id,
         pad_token_id=spec.pad_token_id,
-        can=frozenset({"hidden_states", "inputs_embeds", "last_states"}),
+        can=frozenset({"early_logits", "hidden_states", "inputs_embeds", "last_states"}),
     )
 
 

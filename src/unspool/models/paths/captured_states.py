@@ -62,7 +62,7 @@ class CapturedStates:
             return "one token of every row is captured"
         if tokens.shape[0] > MOST_ROWS:
             return f"{tokens.shape[0]} rows are more than the {MOST_ROWS} that steps are captured for"
-        if want.hidden_states or want.attentions or want.last_states or want.logits != "last":
+        if want.hidden_states or want.attentions or want.last_states or want.early or want.logits != "last":
             return "states beside the logits are wanted"
         if not isinstance(cache, MambaCache) or not cache.lengths or cache.is_trying:
             return "the states are tried, or not there yet"

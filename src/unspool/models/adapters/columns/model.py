@@ -211,13 +211,20 @@ class ColumnModel(AdaptedModel):
         rows, num_new = new.shape[:2]
         real = list(counts) if counts is not None else [num_new] * rows
         held = list(cache.lengths) or [0] * rows
-        is_first = cache.columns is None or cache.columns.num_read < cache.prompt.width
-        if is_first:
+        if self._is_first(cache, held):
             forward = self._read_prompt(cache, tokens, held, real, want)
         else:
             assert tokens is not None
             forward = self._read_on(cache, tokens, held, real, want)
         return forward
+
+    def _is_first(self, cache: ColumnCache, held: list[int]) -> bool:
+        """Whether a pass reads the call's prompt, or what is missing of it."""
+        if cache.columns is None:
+            return True
+        if cache.keeps_past:
+            return cache.columns.num_read < cache.prompt.width
+        return any(start < length for start, length in zip(held, self._find_lengths(cache), strict=True))
 
     def _read_on(
         self, cache: ColumnCache, tokens: torch.Tensor, held: list[int], real: list[int], want: Want
@@ -228,12 +235,15 @@ class ColumnModel(AdaptedModel):
         They read the prompts of rows that were repeated once more.
         """
         was_repeated, cache.was_repeated = cache.was_repeated, False
-        num_new = tokens.shape[1]
-        is_joint = num_new == 1 or not (cache.keeps_states or cache.answers_once)
+        num_new, columns = tokens.shape[1], cache.columns
+        assert columns is not None
+        # Tokens that were tried before and accepted are read again where states went back to what they were.
+        num_asked = num_new + (columns.width - columns.num_read if cache.keeps_past else 0)
+        is_joint = num_asked == 1 or not (cache.keeps_states or cache.answers_once)
         run = self._run if is_joint else self._run_singly
         try:
             self._append(cache, tokens, real)
-            return run(cache, num_new, want, is_first=False)
+            return run(cache, num_new, want, is_first=not cache.keeps_past)
         except UnsupportedError:
             if not was_repeated or not cache.begin_again(held):
                 raise

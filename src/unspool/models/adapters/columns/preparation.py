@@ -157,6 +157,7 @@ def _make_rows(
         embeds=embeds if embeds is None else embeds[:, -max(lengths) :],
         source_ids=source,
         num_sources=value.shape[0] if is_pair else 0,
+        num_hidden=prompt.width if is_hidden and embeds is not None else 0,
     )
 
 

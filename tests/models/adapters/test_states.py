@@ -1,0 +1,79 @@
+"""Objects of transformers that keep states: whatever is tried and taken back, the text is that of plain steps."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.models.adapters.tiny import SIZES
+from tests.models.adapters.unlike import make_unlike
+
+import unspool
+
+STATES = {name: size for name, size in SIZES.items() if name not in ("num_attention_heads", "max_position_embeddings")}
+SECOND = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 8}
+OBJECTS = ("mamba", "mamba2", "jamba", "bamba")
+PURE = ("mamba", "mamba2")
+PROMPT = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8]])
+NEW = {"max_new_tokens": 14, "eos_token_id": None, "do_sample": False}
+
+
+@cache
+def make(name: str) -> Any:
+    if name not in PURE:
+        return make_unlike(name)
+    torch.manual_seed(1)
+    if name == "mamba":
+        model: Any = transformers.MambaForCausalLM(transformers.MambaConfig(**STATES))
+    else:
+        model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**STATES, **SECOND))
+    return shake(model.eval(), 0.25)
+
+
+def shake(model: Any, alpha: float) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
+    return model
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_drafts_that_are_partly_right_change_nothing(name: str, is_whole: bool, native: bool) -> None:
+    """Accepted tokens are read again after the states went back, together with the next one."""
+    model = make(name)
+    assistant = shake(deepcopy(model), 0.02 if name in PURE else 0.2)
+    plain = unspool.generate(model, PROMPT, native=native, **NEW)
+    told = {"assistant_model": assistant, "num_assistant_tokens": 3, "return_dict_in_generate": is_whole}
+    for num_new in range(4, 15):  # a text's last token is read alone
+        settings = {**NEW, **told, "max_new_tokens": num_new}
+        found = unspool.generate(model, PROMPT, native=native, **settings)
+        assert torch.equal(found.sequences if is_whole else found, plain[:, : PROMPT.shape[1] + num_new])
+    if is_whole:
+        speculation = found.stats.speculation
+        assert 0 < sum(speculation.accepted) < sum(speculation.drafted)
+
+
+def test_a_model_with_states_drafts_for_one_with_keys() -> None:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, intermediate_size=48)).eval()
+    plain = unspool.generate(model, PROMPT, **NEW)
+    for native in (True, False):
+        found = unspool.generate(model, PROMPT, native=native, assistant_model=make("mamba"), **NEW)
+        assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize(
+    "method", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": [0, 1]}, {"dola_layers": "high"}]
+)
+@pytest.mark.parametrize("name", [*PURE, "jamba"])
+def test_texts_that_are_read_anew_at_every_step_are_the_same(name: str, method: dict[str, Any]) -> None:
+    model = make(name)
+    ways = [{"native": native, "use_cache": keeps} for native in (True, False) for keeps in (True, False)]
+    first, *others = (unspool.generate(model, PROMPT, **NEW, **method, **way).tolist() for way in ways)
+    assert all(other == first for other in others)
