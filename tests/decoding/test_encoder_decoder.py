@@ -245,3 +245,15 @@ def test_t5_equals_the_reference(reference: Any, settings: dict[str, Any], has_m
     lm = load_model("t5")
     mine = generate(lm, **(given if has_mask else {"input_ids": given["input_ids"]}), **arguments, **options)
     assert torch.equal(mine, theirs)
+
+
+def test_processors_see_a_source_as_it_was_given() -> None:
+    """What stands in masked columns counts, as in the reference; the pad token does not take its place."""
+    model = make_model()
+    given = pad_right(SOURCES[:2])
+    [first] = run(model, **{name: rows[:1] for name, rows in given.items()}, max_new_tokens=1)[0, 1:].tolist()
+    other = pad_right(SOURCES[:2], pad=first)
+    for pad_token_id in (0, first, 9):
+        settings = {"max_new_tokens": 1, "encoder_no_repeat_ngram_size": 1, "pad_token_id": pad_token_id}
+        assert run(model, **given, **settings)[0, 1] == first
+        assert run(model, **other, **settings)[0, 1] != first

@@ -227,7 +227,7 @@ def _encoder_side(model: Model, inputs: Inputs, settings: GenerationConfig) -> E
         mask = mark_padding(ids, find_marking_pad(settings))
     tokens, lengths = pack_source(ids, mask)
     _check_longest(lengths, info)
-    return EncoderInput(tokens, lengths)
+    return EncoderInput(tokens, lengths, ids)
 
 
 def _read_states(model: Model, inputs: Inputs, name: str) -> Encoded:

@@ -87,17 +87,19 @@ def _has_read_ids(prompts: Prompts) -> bool:
 
 def _copy_read_ids(prompts: Prompts, plan: Plan) -> torch.Tensor:
     """What the encoder reads, or the prompt, for each of the call's rows; made for the few processors that need it."""
-    read = _find_read_ids(prompts, plan.pad_token_id)
+    read = _find_read_ids(prompts)
     return read if plan.copies == 1 else read.repeat_interleave(plan.copies, dim=0)
 
 
-def _find_read_ids(prompts: Prompts, pad_token_id: int) -> torch.Tensor:
-    """What the encoder reads, or the prompt, without what is no token of a row: (rows, length)."""
+def _find_read_ids(prompts: Prompts) -> torch.Tensor:
+    """What the encoder reads, or the prompt: (rows, length), as it was given, or without what is no token of a row."""
     source = prompts.source
+    if source is not None and source.given is not None and not prompts.hides_padding:
+        return source.given
     if source is not None and source.tokens is not None:
         column = torch.arange(source.tokens.shape[1], device=source.tokens.device)
         ends = torch.tensor(source.lengths, device=source.tokens.device)[:, None]
-        return source.tokens.masked_fill(column >= ends, -1 if prompts.hides_padding else pad_token_id)
+        return source.tokens.masked_fill(column >= ends, -1)
     if not prompts.hides_padding or min(prompts.lengths) >= prompts.width:
         return prompts.ids[:, : prompts.width - prompts.num_written]
     column = torch.arange(prompts.width, device=prompts.ids.device)

@@ -24,6 +24,7 @@ class EncoderInput:
 
     tokens: torch.Tensor | None  # (rows, source)
     lengths: list[int]
+    given: torch.Tensor | None = None  # the tokens as they were given, with what is masked: (rows, columns)
     embeds: torch.Tensor | None = None  # (rows, source, hidden), or features (rows, channels, frames)
     encoded: Encoded | None = None
     drafted: Encoded | None = None  # the states that a draft model's encoder has made of it

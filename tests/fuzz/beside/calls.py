@@ -49,6 +49,12 @@ class Call:
         return self.mask is None and any(row != sorted(row) for row in seen)
 
     @property
+    def has_empty_rows(self) -> bool:
+        """Whether there is no mask, and a row of pad tokens alone."""
+        pad = self.settings.get("pad_token_id", PAD)
+        return self.mask is None and any(set(row) == {pad} for row in self.ids)
+
+    @property
     def returns_dict(self) -> bool:
         """Whether an output object is asked for."""
         return bool(self.settings.get("return_dict_in_generate"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from tests.fuzz.beside.models import STATES
 from tests.fuzz.beside.ways import Answer, count_prompt
 
 ROUNDING = {"atol": 5e-3, "rtol": 2e-3}
-SHAKES = 6
 STEPS = ("scores", "logits")
 LAYERS = ("attentions", "decoder_attentions", "cross_attentions", "hidden_states", "decoder_hidden_states")
 WHOLE = ("encoder_attentions", "encoder_hidden_states")
@@ -171,13 +169,3 @@ def _show(one: torch.Tensor, other: torch.Tensor) -> str:
     places = unlike.nonzero()[:4].tolist()
     values = [(place, float(other[tuple(place)]), float(one[tuple(place)])) for place in places]
     return f"{int(unlike.sum())} values differ, as (place, ours, theirs) {values}"
-
-
-def is_near_tie(call: Call, ask: Callable[[Call, Any], Answer], wrote: list[list[int]]) -> bool:
-    """Whether the way that wrote something writes something else where numbers are rounded otherwise."""
-    attention = "eager" if call.settings.get("output_attentions") else call.attention
-    for number in range(SHAKES):
-        shaken = ask(call, models.make_shaken(call.model, call.seed, number, attention))
-        if shaken.error is None and shaken.sequences[:, count_prompt(call) :].tolist() != wrote:
-            return True
-    return False

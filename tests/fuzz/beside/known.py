@@ -26,6 +26,7 @@ REFUSED = (
     "would shift the columns of the prompts",
     # Its ALiBi over a static cache; there too.
     "FalconForCausalLM failed: (ValueError: too many values to unpack|RuntimeError: The size of tensor a)",
+    "holds nothing but pad tokens",
     "no token is left to choose",  # transformers takes the first token of the vocabulary then
     "drafts that one row of several refuses can't be left out",
     "so its inputs belong to the prompts alone",  # guidance of an object whose own cache or states are returned
@@ -38,12 +39,21 @@ def has_no_reference(call: Call) -> bool:
         return True  # its other rows have no encoder, forget their states, and do not follow the beams
     if call.is_pair and "prefill_chunk_size" in call.settings and call.mask is not None:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
+    if call.has_empty_rows:
+        return True  # it masks all of them; ours refuses them, or reads them as tokens
+    if _joins_tokens(call) and call.mask is not None and any(row != sorted(row) for row in call.mask):
+        return True  # it sees the pad tokens in a row's holes as tokens of the text
     if call.model in WINDOWS and call.has_hidden_holes:
         return True  # its windows count masked columns
     reads_source = any(name.startswith("encoder_") for name in call.settings)
     if reads_source and (call.embeds != "none" or call.settings.get("num_beams", 1) > 1):
         return True  # it compares with the embeddings' numbers, and with the prompts of other beams
     return call.strategy in OWN
+
+
+def _joins_tokens(call: Call) -> bool:
+    """Whether a processor looks for sequences of tokens."""
+    return any(name in call.settings for name in ("no_repeat_ngram_size", "bad_words_ids", "sequence_bias"))
 
 
 def can_more(call: Call, error: BaseException) -> bool:
