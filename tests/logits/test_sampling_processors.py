@@ -50,6 +50,8 @@ def test_what_each_cut_keeps() -> None:
     # Parts of the entropy: 0.347, 0.361, 0.322.
     assert kept(TopHLogitsWarper(0.34), [0.5, 0.3, 0.2]) == [0]
     assert kept(TopHLogitsWarper(0.69), [0.5, 0.3, 0.2]) == [0, 1]
+    far = TopHLogitsWarper(1.0)(IDS, torch.tensor([[0.0, -200.0, -300.0]]))
+    assert far.tolist() == [[0.0, -INF, -INF]]  # what rounds to no probability is not kept
 
 
 def test_top_n_sigma_looks_at_scores_that_are_possible() -> None:

@@ -151,8 +151,9 @@ class TopHLogitsWarper(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with all but the head of each row set to `filter_value`."""
         values, tokens = take_highest(scores, min(TOP_H_TOKENS, scores.shape[-1]))  # (rows, head)
-        parts = torch.special.entr(values.softmax(dim=-1)).cumsum(dim=-1)  # each token's part of the entropy, added up
-        is_kept = parts <= parts[:, -1:] * self._values.column(scores)
+        probs = values.softmax(dim=-1)
+        parts = torch.special.entr(probs).cumsum(dim=-1)  # each token's part of the entropy, added up
+        is_kept = (parts <= parts[:, -1:] * self._values.column(scores)) & (probs > 0)
         is_kept[:, 0] = True
         kept = values.masked_fill(~is_kept, self.filter_value)
         return torch.full_like(scores, self.filter_value).scatter_(-1, tokens, kept)
