@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.models.adapters.tiny import SIZES
+from tests.models.adapters.tiny import LLAMA, SIZES
 from tests.models.adapters.unlike import make_unlike
 
 import unspool
 
 STATES = {name: size for name, size in SIZES.items() if name not in ("num_attention_heads", "max_position_embeddings")}
 SECOND = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 8}
-OBJECTS = ("mamba", "mamba2", "jamba", "bamba")
-PURE = ("mamba", "mamba2")
+OBJECTS = ("mamba", "mamba2", "recurrent_gemma", "jamba", "bamba")
+PURE = ("mamba", "mamba2", "recurrent_gemma")
+UNLIKE = {"jamba": 0.2, "bamba": 0.2, "recurrent_gemma": 0.06}  # so that drafts are partly right
 PROMPT = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8]])
 NEW = {"max_new_tokens": 14, "eos_token_id": None, "do_sample": False}
 
@@ -27,8 +28,12 @@ def make(name: str) -> Any:
     if name not in PURE:
         return make_unlike(name)
     torch.manual_seed(1)
+    model: Any
     if name == "mamba":
-        model: Any = transformers.MambaForCausalLM(transformers.MambaConfig(**STATES))
+        model = transformers.MambaForCausalLM(transformers.MambaConfig(**STATES))
+    elif name == "recurrent_gemma":  # whose modules keep them
+        config = transformers.RecurrentGemmaConfig(**LLAMA, lru_width=32, attention_window_size=16)
+        model = transformers.RecurrentGemmaForCausalLM(config)
     else:
         model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**STATES, **SECOND))
     return shake(model.eval(), 0.25)
@@ -48,7 +53,7 @@ def shake(model: Any, alpha: float) -> Any:
 def test_drafts_that_are_partly_right_change_nothing(name: str, is_whole: bool, native: bool) -> None:
     """Accepted tokens are read again after the states went back, together with the next one."""
     model = make(name)
-    assistant = shake(deepcopy(model), 0.02 if name in PURE else 0.2)
+    assistant = shake(deepcopy(model), UNLIKE.get(name, 0.02))
     plain = unspool.generate(model, PROMPT, native=native, **NEW)
     told = {"assistant_model": assistant, "num_assistant_tokens": 3, "return_dict_in_generate": is_whole}
     for num_new in range(4, 15):  # a text's last token is read alone
@@ -69,11 +74,29 @@ def test_a_model_with_states_drafts_for_one_with_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": [0, 1]}, {"dola_layers": "high"}]
+    "method",
+    [
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"dola_layers": [0, 1]},
+        {"dola_layers": "high"},
+        {"num_beams": 3},
+        {"eos_token_id": list(range(10, 97, 4))},  # rows leave
+    ],
 )
 @pytest.mark.parametrize("name", [*PURE, "jamba"])
 def test_texts_that_are_read_anew_at_every_step_are_the_same(name: str, method: dict[str, Any]) -> None:
     model = make(name)
     ways = [{"native": native, "use_cache": keeps} for native in (True, False) for keeps in (True, False)]
-    first, *others = (unspool.generate(model, PROMPT, **NEW, **method, **way).tolist() for way in ways)
+    prompts = torch.cat((PROMPT, PROMPT.flip(1) + 5))
+    first, *others = (unspool.generate(model, prompts, **{**NEW, **method}, **way).tolist() for way in ways)
     assert all(other == first for other in others)
+
+
+def test_states_that_modules_keep_stay_with_their_text() -> None:
+    """A text of one token takes nothing over from the text before it, and guidance says what it can't do."""
+    model = make("recurrent_gemma")
+    alone = unspool.generate(model, PROMPT[:, :1], **NEW)
+    unspool.generate(model, PROMPT[:, 1:], **NEW)
+    assert torch.equal(unspool.generate(model, PROMPT[:, :1], **NEW), alone)
+    with pytest.raises(unspool.UnsupportedError, match="leave guidance out"):
+        unspool.generate(model, PROMPT, guidance_scale=1.5, **NEW)

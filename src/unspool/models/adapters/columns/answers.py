@@ -23,7 +23,7 @@ def choose_logits(logits: torch.Tensor, columns: Columns, last: torch.Tensor, nu
     return logits[torch.arange(len(place), device=logits.device), place.clamp(min=0).to(logits.device)]
 
 
-def take_states(
+def read_states(
     forward: Forward,
     states: tuple[torch.Tensor, ...],  # the layers'
     columns: Columns,

@@ -19,7 +19,8 @@ from unspool.cache import Cache
 from unspool.config import CompileConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
-from unspool.models.adapters.columns.answers import choose_logits, join_passes, lighten, take_states
+from unspool.models.adapters.columns.answers import choose_logits, join_passes, lighten, read_states
+from unspool.models.adapters.columns.inner import find_places, put_states, take_states
 from unspool.models.adapters.columns.inputs import PassInputs
 from unspool.models.adapters.columns.state import ColumnCache, Columns
 from unspool.models.adapters.description import Description, has_leading_streams, keeps_states
@@ -61,6 +62,7 @@ class ColumnModel(AdaptedModel):
         super().__init__(model, description)
         self.call = call
         self._inputs = PassInputs(model, description, is_pair=self.is_pair)
+        self._inner = find_places(model)
         self.info = replace(self.info, why_even=self._explain_even(), can=self.info.can | {"whole_prompts"})
 
     @property
@@ -156,6 +158,7 @@ class ColumnModel(AdaptedModel):
         inputs = begin(call.inputs, rows)
         has_past = keeps_past and inputs.get(name) is not None
         cache = ColumnCache(self.inner, call.prompt, inputs, keeps_past=has_past, name=name)
+        cache.has_inner = bool(self._inner)
         if call.inputs.get(name) is None:
             cache.begin_inputs = begin
         return cache
@@ -286,8 +289,9 @@ class ColumnModel(AdaptedModel):
         num_own, rows = own.mask.shape[0], len(real)
         managed = (*self._inputs.managed, cache.name, "use_cache")
         extra = sorted(name for name in cache.inputs if name not in managed and cache.inputs[name] is not None)
-        # Models without a cache of keys or states read padding as tokens.
-        heeds_masks = self._name_past() in self.description.arguments and "attention_mask" in self.description.arguments
+        # Models without a cache of keys or states read padding as tokens, and those that keep states themselves too.
+        takes = self.description.arguments
+        heeds_masks = self._name_past() in takes and "attention_mask" in takes and not self._inner
         if tokens is None or rows != 2 * num_own or extra or own.num_read or self.is_pair or not heeds_masks:
             raise UnsupportedError(
                 f"{rows} rows are to be read for {num_own} prompts, as guidance does, and "
@@ -333,8 +337,10 @@ class ColumnModel(AdaptedModel):
         if want.attentions:
             inputs["output_attentions"] = True
         call = self._find_call(cache, is_first)
+        put_states(self._inner, cache.inner)
         with self._switch(want), name_failures(self.inner):
             made = call(**inputs, return_dict=True)
+        cache.inner = take_states(self._inner)
         columns.num_read = columns.width if cache.keeps_past else 0
         forward = self._read(made, columns, last, num_new, want)
         cache.output = lighten(made)
@@ -396,7 +402,7 @@ class ColumnModel(AdaptedModel):
         prefix = "decoder_" if self.is_pair else ""
         states = getattr(made, f"{prefix}hidden_states", None)
         if states is not None:
-            take_states(forward, states, columns, last, num_new, want, self)
+            read_states(forward, states, columns, last, num_new, want, self)
         if want.attentions:
             forward.attentions = self._read_weights(getattr(made, f"{prefix}attentions", None))
             if self.is_pair:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from unspool.cache import RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.errors import UnsupportedError
+from unspool.models.adapters.columns.inner import Inner, pick_states
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
@@ -114,7 +115,9 @@ class ColumnCache(Cache):
         # Makes the inputs of so many rows that begin anew, with a cache of transformers' that holds nothing.
         self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
         self.was_repeated = False  # rows were repeated since the last pass
-        self._snapshot: tuple[Any, Columns, dict[str, Any], list[int]] | None = None
+        self.has_inner = False  # the model's modules keep states themselves
+        self.inner: Inner = ()
+        self._snapshot: tuple[Any, Inner, Columns, dict[str, Any], list[int]] | None = None
 
     # --- the past ------------------------------------------------------------------------------------
     @property
@@ -131,6 +134,8 @@ class ColumnCache(Cache):
     def can(self) -> frozenset[str]:  # type: ignore[override]  # it depends on the layers that the model has
         """What transformers' cache allows."""
         always = frozenset({SELECT_ROWS, RAGGED, TRIAL})
+        if self.has_inner and self.keeps_past:
+            return always
         is_standard = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
         if not self.keeps_past or (is_standard and self._name_layers() <= _PLAIN_LAYERS | _FIXED_LAYERS):
             return always | {ROLL_BACK}
@@ -146,7 +151,7 @@ class ColumnCache(Cache):
         """Whether some layers keep states, which models begin anew with several tokens at once."""
         is_standard = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
         known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS
-        return self.keeps_past and not (is_standard and self._name_layers() <= known)
+        return self.keeps_past and (self.has_inner or not (is_standard and self._name_layers() <= known))
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -191,6 +196,7 @@ class ColumnCache(Cache):
             return False
         self.inputs = self.begin_inputs(_without(self.first_inputs, self.name), len(lengths))
         self.columns = self.output = None
+        self.inner = ()
         self.lengths = list(lengths)
         return True
 
@@ -199,7 +205,7 @@ class ColumnCache(Cache):
         if self.past is not None and self.columns is not None and self.columns.num_read:
             raise UnsupportedError(f"the {type(self.past).__name__} of transformers can't be emptied; use a fresh one")
         self.lengths = [0] * len(self.lengths)
-        self.columns = None
+        self.columns, self.inner = None, ()
         self.inputs = dict(self.first_inputs)
 
     def begin_trial(self) -> None:
@@ -207,7 +213,8 @@ class ColumnCache(Cache):
         if ROLL_BACK in self.can or self._snapshot is not None:
             return
         assert self.columns is not None
-        self._snapshot = (copy.deepcopy(self.past), self.columns.copy(), dict(self.inputs), list(self.lengths))
+        past, columns = copy.deepcopy(self.past), self.columns.copy()
+        self._snapshot = (past, self.inner, columns, dict(self.inputs), list(self.lengths))
 
     @property
     def is_trying(self) -> bool:
@@ -216,9 +223,9 @@ class ColumnCache(Cache):
 
     def _return_to(self, snapshot: Any, lengths: Sequence[int]) -> None:
         """Take the copy back; what was accepted since then is read again in the next pass."""
-        if snapshot is None or any(new < held for new, held in zip(lengths, snapshot[3], strict=True)):
+        if snapshot is None or any(new < held for new, held in zip(lengths, snapshot[-1], strict=True)):
             self.require(ROLL_BACK)
-        past, before, inputs, _ = snapshot
+        past, self.inner, before, inputs, _ = snapshot
         assert self.columns is not None
         columns = self.columns
         columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
@@ -240,6 +247,7 @@ class ColumnCache(Cache):
         is_repeat = len(index) > rows and len(index) % rows == 0
         copies = len(index) // rows
         past = self.inputs.pop(self.name, None)
+        self.inner = pick_states(self.inner, index)
         self.was_repeated |= is_repeat
         if is_repeat and index.tolist() == [row for row in range(rows) for _ in range(copies)]:
             self.inputs = _repeat(self.model, self.inputs, self.columns, copies)

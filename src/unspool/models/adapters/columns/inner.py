@@ -1,0 +1,39 @@
+"""States that a model's modules keep between passes as attributes of their own, as RecurrentGemma's do.
+
+They belong to the rows of one cache, so they are put in before each of its passes and taken out after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_NAMES = ("recurrent_states", "conv1d_state")
+Inner = Sequence[torch.Tensor | None]
+
+
+def find_places(model: Any) -> list[tuple[Any, str]]:
+    """The modules that keep states, with the attributes that do; none for nearly all models."""
+    if not hasattr(model.base_model, "_setup_cache"):
+        return []
+    return [(part, name) for part in model.modules() for name in _NAMES if name in part.__dict__]
+
+
+def put_states(places: Sequence[tuple[Any, str]], states: Inner) -> None:
+    """Give modules the states of a cache; one that holds nothing has none."""
+    for place, (part, name) in enumerate(places):
+        setattr(part, name, states[place] if states else None)
+
+
+def take_states(places: Sequence[tuple[Any, str]]) -> Inner:
+    """What modules keep now; they keep it no longer."""
+    taken = [getattr(part, name) for part, name in places]
+    put_states(places, ())
+    return taken
+
+
+def pick_states(states: Inner, index: torch.Tensor) -> Inner:
+    """The states of the rows at `index`."""
+    return [None if state is None else state.index_select(0, index.to(state.device)) for state in states]
