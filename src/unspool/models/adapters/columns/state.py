@@ -131,13 +131,18 @@ class ColumnCache(Cache):
         return frozenset(type(layer).__name__ for layer in getattr(past, "layers", ()))
 
     @property
+    def _is_standard(self) -> bool:
+        """Whether the cache is one of transformers' own for keys; a model's own class may keep states beside them."""
+        has_layers = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
+        return has_layers and type(self.past).__module__ == "transformers.cache_utils"
+
+    @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # it depends on the layers that the model has
         """What transformers' cache allows."""
         always = frozenset({SELECT_ROWS, RAGGED, TRIAL})
         if self.has_inner and self.keeps_past:
             return always
-        is_standard = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
-        if not self.keeps_past or (is_standard and self._name_layers() <= _PLAIN_LAYERS | _FIXED_LAYERS):
+        if not self.keeps_past or (self._is_standard and self._name_layers() <= _PLAIN_LAYERS | _FIXED_LAYERS):
             return always | {ROLL_BACK}
         return always
 
@@ -149,9 +154,8 @@ class ColumnCache(Cache):
     @property
     def keeps_states(self) -> bool:
         """Whether some layers keep states, which models begin anew with several tokens at once."""
-        is_standard = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
         known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS
-        return self.keeps_past and (self.has_inner or not (is_standard and self._name_layers() <= known))
+        return self.keeps_past and (self.has_inner or not (self._is_standard and self._name_layers() <= known))
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
