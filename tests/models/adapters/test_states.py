@@ -16,8 +16,8 @@ import unspool
 
 STATES = {name: size for name, size in SIZES.items() if name not in ("num_attention_heads", "max_position_embeddings")}
 SECOND = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 8}
-OBJECTS = ("mamba", "mamba2", "recurrent_gemma", "jamba", "bamba")
-PURE = ("mamba", "mamba2", "recurrent_gemma")
+OBJECTS = ("mamba", "mamba2", "recurrent_gemma", "minimax", "jamba", "bamba")
+PURE = ("mamba", "mamba2", "recurrent_gemma", "minimax")
 UNLIKE = {"jamba": 0.2, "bamba": 0.2, "recurrent_gemma": 0.06}  # so that drafts are partly right
 PROMPT = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8]])
 NEW = {"max_new_tokens": 14, "eos_token_id": None, "do_sample": False}
@@ -34,6 +34,11 @@ def make(name: str) -> Any:
     elif name == "recurrent_gemma":  # whose modules keep them
         config = transformers.RecurrentGemmaConfig(**LLAMA, lru_width=32, attention_window_size=16)
         model = transformers.RecurrentGemmaForCausalLM(config)
+    elif name == "minimax":  # whose cache has a class of its own
+        config = transformers.MiniMaxConfig(
+            **LLAMA, head_dim=8, num_local_experts=2, num_experts_per_tok=1, block_size=4
+        )
+        model = transformers.MiniMaxForCausalLM(config)
     else:
         model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**STATES, **SECOND))
     return shake(model.eval(), 0.25)
@@ -90,6 +95,14 @@ def test_texts_that_are_read_anew_at_every_step_are_the_same(name: str, method: 
     prompts = torch.cat((PROMPT, PROMPT.flip(1) + 5))
     first, *others = (unspool.generate(model, prompts, **{**NEW, **method}, **way).tolist() for way in ways)
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_returned_cache_has_states(name: str) -> None:
+    settings = {**NEW, "penalty_alpha": 0.6, "top_k": 4}
+    output = unspool.generate(make(name), PROMPT, **settings, return_dict_in_generate=True)
+    assert output.past_key_values is not None
+    assert torch.equal(output.sequences, unspool.generate(make(name), PROMPT, **settings))
 
 
 def test_states_that_modules_keep_stay_with_their_text() -> None:
