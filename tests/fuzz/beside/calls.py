@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from tests.fuzz.beside import models
-from tests.fuzz.beside.models import DECODERS, PAD, PAIRS, STATES, VOCAB, WINDOWS
+from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, STATES, USUAL, USUAL_PAIRS, WINDOWS
+from tests.fuzz.beside.models import PAD, VOCAB
 
 LONGEST = 9  # columns of a prompt
 SAMPLING = "sampling"
@@ -44,15 +45,12 @@ class Call:
     @property
     def has_hidden_holes(self) -> bool:
         """Whether there is no mask, and pad tokens, which stand for one, are not all at the start of their row."""
-        pad = self.settings.get("pad_token_id", PAD)
-        seen = [[token != pad for token in row] for row in self.ids]
-        return self.mask is None and any(row != sorted(row) for row in seen)
+        return self.mask is None and any(row != sorted(row) for row in self.seen or ())
 
     @property
     def has_empty_rows(self) -> bool:
         """Whether there is no mask, and a row of pad tokens alone."""
-        pad = self.settings.get("pad_token_id", PAD)
-        return self.mask is None and any(set(row) == {pad} for row in self.ids)
+        return self.mask is None and any(not any(row) for row in self.seen or ())
 
     @property
     def returns_dict(self) -> bool:
@@ -67,7 +65,16 @@ class Call:
     @property
     def is_right_padded(self) -> bool:
         """Whether a decoder's row ends in masked columns, after which transformers goes on from padding."""
-        return not self.is_pair and self.mask is not None and any(row[-1] == 0 for row in self.mask)
+        return not self.is_pair and self.seen is not None and any(row[-1] == 0 for row in self.seen)
+
+    @property
+    def seen(self) -> list[list[int]] | None:
+        """The mask: what was given, or what pad tokens in prompts without one stand for; None if there is neither."""
+        pad, ends = self.settings.get("pad_token_id", PAD), self.settings.get("eos_token_id", models.EOS)
+        is_end = pad in ends if isinstance(ends, list) else pad == ends
+        if self.mask is not None or self.embeds == "alone" or is_end or not any(pad in row for row in self.ids):
+            return self.mask
+        return [[int(token != pad) for token in row] for row in self.ids]
 
     def change(self, **changes: Any) -> Call:
         """The call with other parts."""
@@ -76,7 +83,8 @@ class Call:
 
 def draw(rng: Random) -> Call:
     """A call whose parts go together."""
-    name = rng.choice([*DECODERS, *PAIRS, "llama", "gpt2", "t5", "bart"])
+    common, rare = [*USUAL, *USUAL_PAIRS, "llama", "gpt2", "t5", "bart"], [*RARE, *RARE_PAIRS]
+    name = rng.choice(common if rng.random() < 0.4 else rare)
     usual = ["greedy", "greedy", "greedy", SAMPLING, SAMPLING, "beams", "beams", "beams", BEAM_SAMPLING]
     strategy = rng.choice([*usual, "lookup", "assisted", "guidance", rng.choice(OWN)])
     if strategy == "dola" and name in PAIRS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.fuzz.beside.calls import OWN, Call
-from tests.fuzz.beside.models import STATES, WINDOWS
+from tests.fuzz.beside.families import STATES, WINDOWS
 
 # What transformers refuses or fails at, and ours does.
 MORE = (
@@ -14,6 +14,10 @@ MORE = (
     "assisted generation is not supported with stateful models",
     "Cannot use prefill chunking without a cache",
     "'Mamba.*Output' object has no attribute 'attentions'",
+    "cannot use beam search with a cache currently",
+    "'CausalLMOutput' object has no attribute 'past_key_values'",
+    "assisted decoding requires a cache",
+    "doesn't have its forwarding implemented",
     "Passing both `cache_implementation` .* and `past_key_values`",  # of the assistant, in its own code
 )
 # What ours refuses because it would be without effect, or can't be; transformers warns, or ignores it.
@@ -24,6 +28,7 @@ REFUSED = (
     "it compares with tokens that were read, and there are none",
     "`prefill_chunk_size` reads the prompt in pieces and `output_.*` returns",
     "would shift the columns of the prompts",
+    "reads one token at a time, so it can't check several tokens of a draft",
     # Its ALiBi over a static cache; there too.
     "FalconForCausalLM failed: (ValueError: too many values to unpack|RuntimeError: The size of tensor a)",
     "holds nothing but pad tokens",
@@ -35,13 +40,19 @@ REFUSED = (
 
 def has_no_reference(call: Call) -> bool:
     """Whether transformers has no answer to compare with: a method that it dropped, or one that it gets wrong."""
-    if call.strategy == "guidance" and (call.is_pair or call.model in STATES or call.settings.get("num_beams", 1) > 1):
-        return True  # its other rows have no encoder, forget their states, and do not follow the beams
+    if call.strategy == "guidance" and (
+        call.is_pair or call.model in (*STATES, "roberta") or call.settings.get("num_beams", 1) > 1
+    ):
+        return True  # its other rows have no encoder, no states, other positions, and do not follow the beams
     if call.is_pair and "prefill_chunk_size" in call.settings and call.mask is not None:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
+    if call.model in ("recurrent_gemma", "minimax") and call.settings.get("num_beams", 1) > 1:
+        return True  # its states do not follow the beams
+    if call.model in ("fsmt", "led", "prophetnet") and call.is_static:
+        return True  # it writes something else then, or fails
     if call.has_empty_rows:
         return True  # it masks all of them; ours refuses them, or reads them as tokens
-    if _joins_tokens(call) and call.mask is not None and any(row != sorted(row) for row in call.mask):
+    if _joins_tokens(call) and call.seen is not None and any(row != sorted(row) for row in call.seen):
         return True  # it sees the pad tokens in a row's holes as tokens of the text
     if call.model in WINDOWS and call.has_hidden_holes:
         return True  # its windows count masked columns
@@ -74,8 +85,11 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # transformers takes the rows of its causal mask from the room's end; so does the object's forward
     if call.model == "mpt" and call.is_right_padded and way == "adapter":
         return True  # the object's biases count masked columns
-    if call.settings.get("max_new_tokens") == 1 and "forced_eos_token_id" in call.settings and call.copies > 1:
-        return True  # one token may be written, and all beams but one stand at -1e9
+    if call.settings.get("num_beams", 1) > 1 and (
+        "forced_bos_token_id" in call.settings
+        or ("forced_eos_token_id" in call.settings and call.settings.get("max_new_tokens") == 1)
+    ):
+        return True  # one token may be written first, and all beams but one stand at -1e9
     cuts_keys = call.model in WINDOWS or call.is_static
     if cuts_keys and re.search(r"attentions of step \d+, layer \d+ have the shape", found):
         return True  # ours are over all columns of the text, transformers' over what its cache has memory for

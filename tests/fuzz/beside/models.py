@@ -18,43 +18,12 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import transformers
 
 import unspool
-from tests.models.adapters import tiny
-from tests.models.adapters.tiny import LLAMA, SIZES, TYPES
+from tests.fuzz.beside.families import DECODERS, HEADS, PAIRS
 
 transformers.logging.set_verbosity_error()
 
 VOCAB = 97  # of every model
 PAD, EOS = 0, 2
-_STATES = {
-    name: value for name, value in SIZES.items() if name not in ("num_attention_heads", "max_position_embeddings")
-}
-_MAMBA2 = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 8}
-_OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32}
-_ALIBI = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "new_decoder_architecture": False}
-
-DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{
-        name: tiny.DECODERS[name]
-        for name in ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_oss", "gpt_neo", "mpt")
-    },
-    "mistral": ("Mistral", {**LLAMA, "sliding_window": 5, "head_dim": 8}),
-    "gemma3": ("Gemma3", {**LLAMA, "head_dim": 8, "sliding_window": 5, "layer_types": TYPES}),
-    "qwen2": ("Qwen2", LLAMA),
-    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 8}),
-    "phi": ("Phi", {**SIZES, "intermediate_size": 48, "partial_rotary_factor": 0.5}),
-    "opt": ("OPT", {**SIZES, **_OPT}),
-    "gpt_neox": ("GPTNeoX", {**SIZES, "intermediate_size": 48}),
-    "gptj": ("GPTJ", {**SIZES, "rotary_dim": 4}),
-    "falcon": ("Falcon", {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon_alibi": ("Falcon", {**SIZES, **_ALIBI}),
-    "olmo2": tiny.DECODERS["olmo2"],
-    "mamba": ("Mamba", _STATES),
-    "mamba2": ("Mamba2", {**_STATES, **_MAMBA2}),
-}
-PAIRS: dict[str, tuple[str, dict[str, Any]]] = {name: tiny.PAIRS[name] for name in ("t5", "bart", "marian")}
-STATES = ("mamba", "mamba2")
-WINDOWS = ("mistral", "gemma2", "gemma3", "gpt_oss", "gpt_neo")  # some layers see the last few columns alone
-_CLASSES = {**tiny.HEADS}
 
 
 @cache
@@ -63,7 +32,7 @@ def make(name: str, seed: int = 0, attention: str = "sdpa") -> Any:
     kind, settings = (DECODERS | PAIRS)[name]
     config_class = getattr(transformers, "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config")
     usual = f"{kind}ForCausalLM" if name in DECODERS else f"{kind}ForConditionalGeneration"
-    model_class = getattr(transformers, _CLASSES.get(kind, usual))
+    model_class = getattr(transformers, HEADS.get(kind, usual))
     told = {"attn_implementation": attention} if attention == "eager" or model_class._supports_sdpa else {}
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -86,8 +86,8 @@ def _ask(call: Call, ours: Answer | None, model: Any = None) -> Answer:
 
 def turn_round(call: Call) -> Call:
     """The call with each row's real tokens moved to the right."""
-    assert call.mask is not None
-    rows = [list(zip(*row, strict=True)) for row in zip(call.ids, call.mask, strict=True)]
+    assert call.seen is not None
+    rows = [list(zip(*row, strict=True)) for row in zip(call.ids, call.seen, strict=True)]
     turned = [sorted(row, key=lambda column: column[1]) for row in rows]
     return call.change(
         ids=[[token for token, _ in row] for row in turned], mask=[[seen for _, seen in row] for row in turned]
