@@ -12,7 +12,7 @@ import torch
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from unspool.models.adapters.adapted import AdaptedModel
 from unspool.models.adapters.columns.state import ColumnCache
-from unspool.models.adapters.twin import find_turned
+from unspool.models.adapters.twin import find_copies, find_turned
 from unspool.outputs import GenerateOutput
 
 NOTHING: Final[Mapping[int, tuple[int, int]]] = MappingProxyType({})
@@ -31,7 +31,8 @@ def dress_output(output: GenerateOutput, core: Any, mask: torch.Tensor | None) -
     own = {field.name for field in fields(kind)}
     values = {field.name: getattr(output, field.name) for field in fields(output)}
     widths = core.description.widths if isinstance(core, AdaptedModel) else {}
-    values["past_key_values"] = dress_cache(values.get("past_key_values"), mask, find_turned(core), widths)
+    past = values.get("past_key_values")
+    values["past_key_values"] = dress_cache(past, mask, find_turned(core), widths, find_copies(core))
     made = kind(**{name: value for name, value in values.items() if name in own})
     for name, value in values.items():
         if name not in own:
@@ -41,11 +42,15 @@ def dress_output(output: GenerateOutput, core: Any, mask: torch.Tensor | None) -
 
 
 def dress_cache(
-    cache: Any, mask: torch.Tensor | None, turned: int | None = None, widths: Mapping[int, tuple[int, int]] = NOTHING
+    cache: Any,
+    mask: torch.Tensor | None,
+    turned: int | None = None,
+    widths: Mapping[int, tuple[int, int]] = NOTHING,
+    copies: int = 1,
 ) -> Any:
     """A cache as transformers' own code goes on with it: keys in columns; other kinds than plain ones as they are.
 
-    `widths` has those of keys and values for layers in which they differ.
+    `widths` has those of keys and values for layers in which they differ; every head comes `copies` times.
     """
     if isinstance(cache, ColumnCache):
         return cache.past
@@ -59,7 +64,7 @@ def dress_cache(
         made = TheirPair(own, source)
         made.is_updated = dict.fromkeys(range(len(source)), True)
         return made
-    return _copy_keys(cache, mask, turned=turned, widths=widths) if type(cache) in _PLAIN else cache
+    return _copy_keys(cache, mask, turned=turned, widths=widths, copies=copies) if type(cache) in _PLAIN else cache
 
 
 def _copy_keys(
@@ -69,6 +74,7 @@ def _copy_keys(
     is_source: bool = False,
     turned: int | None = None,
     widths: Mapping[int, tuple[int, int]] = NOTHING,
+    copies: int = 1,
 ) -> Any:
     from transformers.cache_utils import DynamicCache as TheirCache
 
@@ -82,6 +88,8 @@ def _copy_keys(
         keys = keys if turned is None else _part(keys, turned)
         if layer in widths:
             keys, values = keys[..., : widths[layer][0]], values[..., : widths[layer][1]]
+        if copies > 1:
+            keys, values = (part.repeat_interleave(copies, dim=1) for part in (keys, values))
         made.update(_place(keys, columns), _place(values, columns), layer)
     return made
 

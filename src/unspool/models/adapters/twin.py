@@ -157,6 +157,14 @@ def find_turned(core: Any) -> int | None:
     return None if rope is None or rope.is_interleaved else int(rope.width)
 
 
+def find_copies(core: Any) -> int:
+    """How often transformers has each head of a native model's keys in its cache: Falcon's code repeats them first."""
+    spec = getattr(core, "spec", None)
+    if getattr(spec, "family", "") != "falcon" or not getattr(core.config, "new_decoder_architecture", False):
+        return 1
+    return int(spec.num_heads // spec.num_kv_heads)
+
+
 def drop_twin(model: Any) -> None:
     """Forget an object's native model."""
     model.__dict__.pop(_PLACE, None)
