@@ -117,6 +117,8 @@ def draw(rng: Random) -> Call:
         if "max_length" in settings:
             del settings["max_length"]  # transformers counts the columns of embeddings in a way of its own
             settings["max_new_tokens"] = 4
+    if embeds == "none" and name not in (*PAIRS, *STATES):
+        _draw_turn(rng, strategy, num_rows, settings, extras)
     attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
     if name in STATES:
         settings.pop("output_attentions", None)
@@ -236,6 +238,15 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, extras: dict[str, An
         extras["criterion"] = sorted(rng.sample(range(VOCAB), 12))
     if num_rows == 1 and strategy in ("greedy", "lookup", "assisted") and rng.random() < 0.3:
         extras["streamer"] = True
+
+
+def _draw_turn(rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any]) -> None:
+    """A text that is continued with the cache of the first answer, and tokens of the caller's behind it."""
+    keeps = settings.get("use_cache", True) and settings.get("cache_implementation") != "static"
+    is_plain = strategy in ("greedy", "lookup", "assisted") and num_rows == 1 and "max_new_tokens" in settings
+    if is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
+        settings["return_dict_in_generate"] = True
+        extras["again"] = _draw_ids(rng, rng.randint(1, 3))
 
 
 PROCESSORS: dict[str, Any] = {

@@ -18,6 +18,7 @@ MORE = (
     "'CausalLMOutput' object has no attribute 'past_key_values'",
     "assisted decoding requires a cache",
     "doesn't have its forwarding implemented",
+    r"`model_kwargs` are not used by the model: \['past_key_values'\]",
     "Passing both `cache_implementation` .* and `past_key_values`",  # of the assistant, in its own code
 )
 # What ours refuses because it would be without effect, or can't be; transformers warns, or ignores it.

@@ -17,6 +17,7 @@ from unspool.errors import UnspoolError
 
 WAYS = ("native", "object", "adapter")
 SEED = 1234
+DRAFTS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens")
 
 
 @dataclass
@@ -113,9 +114,20 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
         given["seed"] = SEED
     try:
         output = unspool.generate(model, **given)
+        if "again" in call.extras:
+            output = unspool.generate(model, **continue_text(call, given, output))
     except Exception as error:
         return Answer(error=error)
     return Answer(output, streamed=[] if streamer is None else streamer.told)
+
+
+def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, Any]:
+    """The arguments of the call that goes on behind an answer and the caller's next tokens, with the answer's cache."""
+    ids = torch.cat((output.sequences, torch.tensor([call.extras["again"]])), dim=1)
+    seen = torch.ones_like(ids)
+    if call.seen is not None:
+        seen[:, : len(call.seen[0])] = torch.tensor(call.seen)
+    return {**given, "input_ids": ids, "attention_mask": seen, "past_key_values": output.past_key_values}
 
 
 @dataclass
@@ -152,6 +164,8 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
     model = models.make(call.model, call.seed, attention) if model is None else model
     assistant = model if other == call.seed else models.make(call.model, other, attention)
     given, streamer = make_arguments(call, model, assistant)
+    if "again" in call.extras:  # its drafts are checked as if the cache that was given held nothing
+        given = {name: value for name, value in given.items() if name not in ("assistant_model", *DRAFTS)}
     drawn = None
     if call.strategy == SAMPLING and ours is not None and ours.error is None:
         drawn = Drawn(ours.sequences[:, count_prompt(call) :])
@@ -159,6 +173,8 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
     try:
         with drawing(drawn):
             output = model.generate(**given)
+        if "again" in call.extras:
+            output = model.generate(**continue_text(call, given, output))
     except Exception as error:
         return Answer(error=error)
     return Answer(output, streamed=[] if streamer is None else streamer.told)
