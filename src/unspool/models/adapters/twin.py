@@ -159,7 +159,7 @@ def find_turned(core: Any) -> int | None:
 
 def find_copies(core: Any) -> int:
     """How often transformers has each head of a native model's keys in its cache: Falcon's code repeats them first."""
-    spec = getattr(core, "spec", None)
+    spec: Any = getattr(core, "spec", None)
     if getattr(spec, "family", "") != "falcon" or not getattr(core.config, "new_decoder_architecture", False):
         return 1
     return int(spec.num_heads // spec.num_kv_heads)
