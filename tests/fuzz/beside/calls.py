@@ -286,11 +286,11 @@ def make_inputs(call: Call, model: Any) -> dict[str, Any]:
     if call.mask is not None:
         given["attention_mask"] = torch.tensor(call.mask)
     if call.embeds != "none":
-        table = models.make(call.model, call.seed).get_input_embeddings().weight.detach()
+        table = models.make(call.model, call.seed).get_input_embeddings().weight.detach().cpu()
         drawn = torch.randn(*ids.shape, table.shape[1], generator=torch.Generator().manual_seed(7))
         order = torch.tensor(call.mask or [[1] * ids.shape[1]] * len(ids)).argsort(dim=-1, stable=True)
         noise = torch.zeros_like(drawn).scatter_(1, order[..., None].expand_as(drawn), drawn)  # tokens may be moved
         given["inputs_embeds"] = table[ids] + 0.1 * noise
         if call.embeds == "alone":
             del given["input_ids"]
-    return given
+    return {name: value.to(models.DEVICE) for name, value in given.items()}

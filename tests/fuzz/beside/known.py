@@ -97,6 +97,8 @@ def differs(call: Call, way: str, found: str) -> bool:
     if "positions for" in found and ("negative" in call.extras or call.settings.get("num_beams", 1) > 1):
         return True  # the longer prompt's columns; and native beams that have all ended hold nothing
     is_drafted = call.strategy in ("lookup", "assisted")
+    if is_drafted and call.model == "fsmt":
+        return True  # transformers' own scores are others then
     if is_drafted and ("attentions" in found or "hidden_states" in found):
         return True  # ours are those of the call without drafts; transformers cuts its passes at other tokens
     if is_drafted and "criterion" in call.extras and "wrote" in found:

@@ -24,6 +24,7 @@ transformers.logging.set_verbosity_error()
 
 VOCAB = 97  # of every model
 PAD, EOS = 0, 2
+DEVICE = os.environ.get("UNSPOOL_FUZZ_DEVICE", "cpu")
 
 
 @cache
@@ -42,7 +43,7 @@ def make(name: str, seed: int = 0, attention: str = "sdpa") -> Any:
                 if not parameter.requires_grad:
                     continue  # sines of positions, which a folder does not hold
                 parameter.add_(torch.randn(parameter.shape), alpha=0.25)
-    return model.eval()
+    return model.eval().to(DEVICE)
 
 
 @cache
@@ -58,7 +59,7 @@ def make_shaken(name: str, seed: int, number: int, attention: str) -> Any:
     generator = torch.Generator().manual_seed(number)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1 + 2e-6 * torch.randn(parameter.shape, generator=generator))
+            parameter.mul_(1 + 2e-6 * torch.randn(parameter.shape, generator=generator).to(DEVICE))
     return model
 
 
@@ -70,7 +71,7 @@ def load(name: str, seed: int) -> Any | None:
     transformers.utils.logging.disable_progress_bar()
     make(name, seed).save_pretrained(folder)
     try:
-        return unspool.load(folder, device="cpu", native=True).model
+        return unspool.load(folder, device=DEVICE, native=True).model
     except unspool.UnsupportedError:
         return None
     except unspool.LoadError:

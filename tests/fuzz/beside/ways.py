@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +70,7 @@ def stop_at(tokens: list[int]) -> Any:
     """A criterion of a caller's own: the row ends with one of the tokens."""
 
     def criterion(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.isin(input_ids[:, -1], torch.tensor(tokens))
+        return torch.isin(input_ids[:, -1], torch.tensor(tokens, device=input_ids.device))
 
     return criterion
 
@@ -88,7 +88,7 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
     if "criterion" in call.extras:
         given["stopping_criteria"] = transformers.StoppingCriteriaList([stop_at(call.extras["criterion"])])
     if "negative" in call.extras:
-        given["negative_prompt_ids"] = torch.tensor(call.extras["negative"])
+        given["negative_prompt_ids"] = torch.tensor(call.extras["negative"], device=models.DEVICE)
     if "assistant" in call.extras:
         given["assistant_model"] = assistant
     if isinstance(mark := given.get("watermarking_config"), dict):
@@ -118,12 +118,24 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
             output = unspool.generate(model, **continue_text(call, given, output))
     except Exception as error:
         return Answer(error=error)
-    return Answer(output, streamed=[] if streamer is None else streamer.told)
+    return Answer(bring_home(output), streamed=[] if streamer is None else streamer.told)
+
+
+def bring_home(value: Any) -> Any:
+    """An output with its tensors on the CPU; caches stay where they are."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if type(value) is tuple:
+        return tuple(bring_home(part) for part in value)
+    for name in list(value) if isinstance(value, Mapping) and models.DEVICE != "cpu" else ():
+        if isinstance(value[name], torch.Tensor | tuple):
+            setattr(value, name, bring_home(value[name]))
+    return value
 
 
 def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, Any]:
     """The arguments of the call that goes on behind an answer and the caller's next tokens, with the answer's cache."""
-    ids = torch.cat((output.sequences, torch.tensor([call.extras["again"]])), dim=1)
+    ids = torch.cat((output.sequences, torch.tensor([call.extras["again"]], device=models.DEVICE)), dim=1)
     seen = torch.ones_like(ids)
     if call.seen is not None:
         seen[:, : len(call.seen[0])] = torch.tensor(call.seen)
@@ -142,7 +154,7 @@ class Drawn:
         step, self.step = self.step, self.step + 1
         if step >= self.tokens.shape[1] or num_samples != 1 or len(probs) != len(self.tokens):
             return probs.argmax(-1, keepdim=True)
-        return self.tokens[:, step : step + 1]
+        return self.tokens[:, step : step + 1].to(probs.device)
 
 
 @contextmanager
@@ -177,7 +189,7 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
             output = model.generate(**continue_text(call, given, output))
     except Exception as error:
         return Answer(error=error)
-    return Answer(output, streamed=[] if streamer is None else streamer.told)
+    return Answer(bring_home(output), streamed=[] if streamer is None else streamer.told)
 
 
 def count_prompt(call: Call) -> int:
