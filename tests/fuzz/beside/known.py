@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tests.fuzz.beside import models
 from tests.fuzz.beside.calls import OWN, Call
 from tests.fuzz.beside.families import STATES, WINDOWS
 
@@ -45,6 +46,8 @@ def has_no_reference(call: Call) -> bool:
         call.is_pair or call.model in (*STATES, "roberta") or call.settings.get("num_beams", 1) > 1
     ):
         return True  # its other rows have no encoder, no states, other positions, and do not follow the beams
+    if models.DEVICE != "cpu" and "watermarking_config" in call.settings:
+        return True  # its green lists come from the device's own generator
     if call.is_pair and "prefill_chunk_size" in call.settings and call.mask is not None:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
     if call.model in ("recurrent_gemma", "minimax") and call.settings.get("num_beams", 1) > 1:

@@ -142,7 +142,7 @@ def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, A
     return {**given, "input_ids": ids, "attention_mask": seen, "past_key_values": output.past_key_values}
 
 
-@dataclass
+@dataclass(eq=False)  # transformers may compile what calls it, and looks it up by its hash
 class Drawn:
     """Tokens that ours drew, which transformers is made to draw too."""
 
