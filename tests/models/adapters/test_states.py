@@ -113,3 +113,20 @@ def test_states_that_modules_keep_stay_with_their_text() -> None:
     assert torch.equal(unspool.generate(model, PROMPT[:, :1], **NEW), alone)
     with pytest.raises(unspool.UnsupportedError, match="leave guidance out"):
         unspool.generate(model, PROMPT, guidance_scale=1.5, **NEW)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("num_more", [1, 3])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_returned_cache_is_continued(name: str, num_more: int, native: bool) -> None:
+    model = make(name)
+    first = unspool.generate(model, PROMPT, native=native, **{**NEW, "max_new_tokens": 4}, return_dict_in_generate=True)
+    text = torch.cat((first.sequences, torch.tensor([[11, 12, 13]])[:, :num_more]), dim=1)
+    found = unspool.generate(model, text, native=native, past_key_values=first.past_key_values, **NEW)
+    assert torch.equal(found, unspool.generate(model, text, native=native, **NEW))
+
+
+def test_states_of_unknown_length_are_refused() -> None:
+    first = make("mamba").generate(PROMPT, **{**NEW, "max_new_tokens": 4}, return_dict_in_generate=True)
+    with pytest.raises(unspool.UnsupportedError, match="do not say how many tokens they have read"):
+        unspool.generate(make("mamba"), first.sequences, cache_params=first.past_key_values, **NEW)

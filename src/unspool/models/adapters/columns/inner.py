@@ -1,6 +1,7 @@
 """States that a model's modules keep between passes as attributes of their own, as RecurrentGemma's do.
 
-They belong to the rows of one cache, so they are put in before each of its passes and taken out after it.
+They belong to the rows of one cache, which keeps them too and puts them in before each of its passes. Those of the last
+pass stay where they are, as transformers leaves them: a call that is given the cache of another goes on from there.
 """
 
 from __future__ import annotations
@@ -28,10 +29,8 @@ def put_states(places: Sequence[tuple[Any, str]], states: Inner) -> None:
 
 
 def take_states(places: Sequence[tuple[Any, str]]) -> Inner:
-    """What modules keep now; they keep it no longer."""
-    taken = [getattr(part, name) for part, name in places]
-    put_states(places, ())
-    return taken
+    """What modules keep now."""
+    return [getattr(part, name) for part, name in places]
 
 
 def pick_states(states: Inner, index: torch.Tensor) -> Inner:

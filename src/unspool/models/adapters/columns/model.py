@@ -194,6 +194,7 @@ class ColumnModel(AdaptedModel):
             cache.columns = call.prompt.copy()
             cache.lengths = call.prompt.mask[:, :held].sum(dim=-1).tolist()
             cache.columns.cut(held)
+            cache.inner = take_states(self._inner)
         return cache
 
     # --- a forward pass ------------------------------------------------------------------------------
@@ -278,7 +279,10 @@ class ColumnModel(AdaptedModel):
             self._append(cache, tokens.gather(1, index), extra)
             if cache.keeps_past and columns.num_read:
                 return self._run(cache, width, want, is_first=False)
-        return self._run(cache, columns.width - columns.num_read, want, is_first=True)
+        num_unread = columns.width - columns.num_read
+        if columns.num_read and num_unread > 1 and cache.keeps_states:  # behind what a given cache holds
+            return self._run_singly(cache, num_unread, want, is_first=False)
+        return self._run(cache, num_unread, want, is_first=True)
 
     def _add_others(self, cache: ColumnCache, tokens: torch.Tensor | None, real: Sequence[int], want: Want) -> None:
         """Make the rows that follow the prompts' own a part of what is read: guidance has one for each, of tokens.

@@ -12,7 +12,7 @@ from unspool.config import GenerationConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import name_failures
 from unspool.models.adapters.columns.model import CallInputs, ColumnModel
-from unspool.models.adapters.columns.state import CACHE_NAMES, Columns
+from unspool.models.adapters.columns.state import CACHE_NAMES, Columns, count_held
 from unspool.models.adapters.description import describe_loosely
 from unspool.protocols import PreparedRows
 
@@ -44,6 +44,8 @@ def prepare_call(
     description = describe_loosely(model)
     is_pair = description.info.is_encoder_decoder
     config = make_config(settings)
+    if "cache_params" in description.arguments and "past_key_values" in kwargs:
+        kwargs["cache_params"] = kwargs.pop("past_key_values")
     has_mask = "attention_mask" in kwargs
     for unread in ("logits_to_keep", "labels"):  # what is computed follows from what is asked
         kwargs.pop(unread, None)
@@ -99,8 +101,7 @@ def _lay_out(
     """The prompt's columns, and what returned sequences begin with."""
     rows, shown = ids.shape[0], ids
     past = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
-    count = getattr(past, "get_seq_length", None)
-    held = 0 if count is None else int(count())
+    held = count_held(past)
     embeds = None if is_pair else kwargs.get("inputs_embeds")
     width = ids.shape[1] if embeds is None else embeds.shape[1]
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] > width:

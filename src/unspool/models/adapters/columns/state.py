@@ -15,6 +15,7 @@ from unspool.errors import UnsupportedError
 from unspool.models.adapters.columns.inner import Inner, pick_states
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+_HELD = "_unspool_num_read"  # attribute of a cache that was returned
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
 _WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
 _FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once, with a count of what is in use
@@ -132,9 +133,9 @@ class ColumnCache(Cache):
 
     @property
     def _is_standard(self) -> bool:
-        """Whether the cache is one of transformers' own for keys; a model's own class may keep states beside them."""
+        """Whether the cache is of transformers' common kind; a class of a model's own may keep states beside keys."""
         has_layers = hasattr(self.past, "layers") or hasattr(self.past, "self_attention_cache")
-        return has_layers and type(self.past).__module__ == "transformers.cache_utils"
+        return has_layers and not type(self.past).__module__.startswith("transformers.models.")
 
     @property
     def can(self) -> frozenset[str]:  # type: ignore[override]  # it depends on the layers that the model has
@@ -307,6 +308,31 @@ class ColumnCache(Cache):
     def __len__(self) -> int:
         past = self.past
         return len(past) if hasattr(past, "__len__") else 0
+
+
+def mark_held(cache: ColumnCache) -> Any:
+    """transformers' cache, with the number of columns that it has read if it can't say so itself."""
+    past = cache.past
+    if cache.keeps_states and cache.columns is not None and hasattr(past, "__dict__"):
+        setattr(past, _HELD, cache.columns.num_read)
+    return past
+
+
+def count_held(past: Any) -> int:
+    """The columns that a cache of transformers holds; of states alone only the one that returned them knows."""
+    count = getattr(past, "get_seq_length", None)
+    if count is None:
+        return 0
+    try:
+        return int(count())
+    except ValueError as error:
+        held: int | None = getattr(past, _HELD, None)
+        if held is None:
+            raise UnsupportedError(
+                f"the {type(past).__name__} that was given holds states alone, which do not say how many tokens they "
+                "have read; pass the text without it, or the cache that unspool's generate() returned"
+            ) from error
+        return held
 
 
 def _column(lengths: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
