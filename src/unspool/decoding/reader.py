@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -159,10 +159,13 @@ class Reader:
             size = min(self._find_chunk(counts, first), longest or num_new)
             part = slice(first, min(first + size, num_new))
             real = [min(max(count - first, 0), part.stop - first) for count in counts]
+            asked = self.want if want is None else want
+            if min(counts) < num_new and size < num_new:  # what rows end with is joined, so it must be there
+                asked = replace(asked, epilogue=None)
             piece = self.ask(
                 None if tokens is None else tokens[:, part],
                 None if min(real) == part.stop - first else real,
-                want,
+                asked,
                 embeds=None if embeds is None else embeds[:, part],
             )
             if self.watch is not None and self._reads_prompt:
@@ -276,8 +279,9 @@ class Reader:
         self._is_trying = False
 
     def forget(self, num_steps: int) -> None:
-        """Undo the last passes, each of one token per row."""
-        self.cache.truncate([length - num_steps for length in self.cache.lengths])
+        """Undo the last passes, each of one token per row, or of whole texts, which are read anew anyway."""
+        if self.keeps_cache:
+            self.cache.truncate([length - num_steps for length in self.cache.lengths])
         self.num_passes -= num_steps
 
     # --- rows move -----------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -27,9 +29,39 @@ PAD, EOS = 0, 2
 DEVICE = os.environ.get("UNSPOOL_FUZZ_DEVICE", "cpu")
 
 
-@cache
+@contextmanager
+def on(device: str) -> Iterator[None]:
+    """Inside it, models and inputs are made on another device."""
+    global DEVICE
+    before, DEVICE = DEVICE, device
+    try:
+        yield
+    finally:
+        DEVICE = before
+
+
 def make(name: str, seed: int = 0, attention: str = "sdpa") -> Any:
     """A model with random weights, as transformers has it."""
+    return _make(name, seed, attention, DEVICE)
+
+
+def make_again(name: str, seed: int, attention: str) -> Any:
+    """The same model as another object, for calls of ours: these may lay its parameters out anew."""
+    return _make_again(name, seed, attention, DEVICE)
+
+
+def make_shaken(name: str, seed: int, number: int, attention: str) -> Any:
+    """The same model with weights that are rounded otherwise: where its answer is another, there was a tie."""
+    return _make_shaken(name, seed, number, attention, DEVICE)
+
+
+def load(name: str, seed: int) -> Any | None:
+    """The same model loaded natively; None where there is no native form."""
+    return _load(name, seed, DEVICE)
+
+
+@cache
+def _make(name: str, seed: int, attention: str, device: str) -> Any:
     kind, settings = (DECODERS | PAIRS)[name]
     config_class = getattr(transformers, "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config")
     usual = f"{kind}ForCausalLM" if name in DECODERS else f"{kind}ForConditionalGeneration"
@@ -43,35 +75,32 @@ def make(name: str, seed: int = 0, attention: str = "sdpa") -> Any:
                 if not parameter.requires_grad:
                     continue  # sines of positions, which a folder does not hold
                 parameter.add_(torch.randn(parameter.shape), alpha=0.25)
-    return model.eval().to(DEVICE)
+    return model.eval().to(device)
 
 
 @cache
-def make_again(name: str, seed: int, attention: str) -> Any:
-    """The same model as another object, for calls of ours: these may lay its parameters out anew."""
-    return deepcopy(make(name, seed, attention))
+def _make_again(name: str, seed: int, attention: str, device: str) -> Any:
+    return deepcopy(_make(name, seed, attention, device))
 
 
 @cache
-def make_shaken(name: str, seed: int, number: int, attention: str) -> Any:
-    """The same model with weights that are rounded otherwise: where its answer is another, there was a tie."""
-    model = deepcopy(make(name, seed, attention))
+def _make_shaken(name: str, seed: int, number: int, attention: str, device: str) -> Any:
+    model = deepcopy(_make(name, seed, attention, device))
     generator = torch.Generator().manual_seed(number)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1 + 2e-6 * torch.randn(parameter.shape, generator=generator).to(DEVICE))
+            parameter.mul_(1 + 2e-6 * torch.randn(parameter.shape, generator=generator).to(device))
     return model
 
 
 @cache
-def load(name: str, seed: int) -> Any | None:
-    """The same model loaded natively; None where there is no native form."""
+def _load(name: str, seed: int, device: str) -> Any | None:
     folder = Path(mkdtemp(prefix=f"unspool-tiny-{name}-"))
     atexit.register(rmtree, folder, ignore_errors=True)
     transformers.utils.logging.disable_progress_bar()
-    make(name, seed).save_pretrained(folder)
+    _make(name, seed, "sdpa", "cpu").save_pretrained(folder)
     try:
-        return unspool.load(folder, device=DEVICE, native=True).model
+        return unspool.load(folder, device=device, native=True).model
     except unspool.UnsupportedError:
         return None
     except unspool.LoadError:
