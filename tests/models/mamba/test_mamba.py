@@ -226,7 +226,7 @@ def test_what_it_refuses(plain: Any) -> None:
 def test_it_says_what_it_is(plain: Any) -> None:
     info = plain.native.info
     assert info.family == "mamba" and info.max_context is None and info.layer_kinds == ("state",) * 3
-    assert info.can == {"hidden_states", "inputs_embeds", "last_states"}
+    assert info.can == {"early_logits", "hidden_states", "inputs_embeds", "last_states"}
     assert info.has_tied_embeddings and (info.bos_token_id, info.eos_token_id) == (1, 2)
 
 

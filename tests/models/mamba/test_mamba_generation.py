@@ -44,6 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7},
     "words": {"num_beams": 4, "force_words_ids": [[33, 45]]},
     "ends": {"eos_token_id": MANY_ENDS},
+    "layers": {"dola_layers": [0, 1]},
 }
 
 
