@@ -156,6 +156,8 @@ def test_progress_is_told() -> None:
     )
     assert [row[0][1] for row in seen] == [200] * len(seen)
     assert [row[0][0] for row in seen] == sorted({row[0][0] for row in seen}) and seen[0][0][0] == 0
+    with pytest.raises(SettingError, match="`monitor_progress`=3 can't be called"):
+        unspool.generate(make_whisper(0), input_features=features, **STAMPS, monitor_progress=3)
 
 
 @pytest.mark.parametrize(

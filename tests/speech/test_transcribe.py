@@ -90,6 +90,8 @@ def test_segments_stream_from_a_pipe(lm: unspool.LanguageModel) -> None:
     samples = draw_sound(1.9)
     seen: list[tuple[int, float, float | None]] = []
     stream = io.BytesIO(write_wav(samples[:, None], RATE))
+    with pytest.raises(SettingError, match="`progress`=3 can't be called"):
+        lm.transcribe(samples, progress=3)
     found = list(lm.stream_segments(stream, progress=lambda *told: seen.append(told), return_timestamps=True, **SURE))
     assert found and all(0 <= one.start <= one.end <= 1.9 for one in found)
     assert seen[-1][1] == pytest.approx(1.9, abs=0.02) and seen[-1][2] is None

@@ -13,6 +13,7 @@ from unspool.api.opening import find_speech, read_config
 from unspool.api.recipes import run_recipe
 from unspool.api.speech import generate_speech
 from unspool.api.starting import start
+from unspool.callbacks import check_streamer
 from unspool.config import GenerationConfig
 from unspool.config.pairs import ConfigFacts, check_methods
 from unspool.decoding.loop import Emitted
@@ -57,6 +58,7 @@ def generate(
     """
     if isinstance(inputs, Mapping):  # what a tokenizer or a feature extractor returned, with all its names
         kwargs, inputs = {**inputs, **kwargs}, None
+    check_streamer(streamer)
     recipe = kwargs.pop("recipe", None)
     if recipe is not None and custom_generate is not None:
         raise SettingError("`recipe` and `custom_generate` are two names of one argument; give one")

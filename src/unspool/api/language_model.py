@@ -21,6 +21,7 @@ from unspool.api.prompt import refuse_chat
 from unspool.api.speaker import Piece
 from unspool.api.speech import needs_windows
 from unspool.api.transcribe import Progress, Transcriber, generate_windows, open_sounds, split_options, transcribe
+from unspool.callbacks import check_callback
 from unspool.config import GenerationConfig
 from unspool.config.values import MOST_ROWS
 from unspool.errors import InputError, SettingError
@@ -279,6 +280,7 @@ def load(
     there is nothing faster for them. `progress(what, done, total)` is called while weights are read. A folder whose
     architecture has no native model runs through transformers; `native=False` has any folder do so, `native=True` none.
     """
+    check_callback("progress", progress, "what, done, total")
     if not isinstance(compile, bool):
         raise SettingError(f"compile={compile!r:.40} is neither True nor False; a call takes a compile_config")
     quantize = read_quantize(quantize, load_in_8bit, load_in_4bit)

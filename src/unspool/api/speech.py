@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.api.assistant import find_drafting
+from unspool.callbacks import check_callback
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.prompts import EncoderInput
@@ -243,6 +244,7 @@ def _generate_windows(
         batch_size=len(sources),
     )
     watch = asked.get("monitor_progress")
+    check_callback("monitor_progress", watch, "frames")
     report = None if watch is None else partial(_report, watch, sources)
     results = list(decode_windows(decoder, sources, course, report))
     return _gather(results, len(sources), speech, wants_output)

@@ -15,6 +15,7 @@ from unspool.api.assistant import find_drafting
 from unspool.api.calls import generate
 from unspool.api.speech import merge_speech
 from unspool.api.starting import start
+from unspool.callbacks import check_callback
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats
@@ -103,6 +104,7 @@ class Transcriber:
 
     def _check(self) -> None:
         options = self.options
+        check_callback("progress", self.progress, "index, seconds_done, seconds")
         if options.return_timestamps not in (True, False, "word"):
             raise SettingError(f"return_timestamps={options.return_timestamps!r:.40} is not True, False or 'word'")
         size = options.batch_size
