@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from unspool.api.assistant import Assistant, follow_assistant, read_assistant, read_source
+from unspool.api.core import find_object
 from unspool.api.healing import heal_prompts
 from unspool.api.opening import OpenedCall, find_speech, open_model, read_config
 from unspool.api.precedence import follow_criteria
@@ -111,6 +112,7 @@ def start(
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         shows_beams=beams is not None,
         owns_cache=owns_cache,
+        keeps_padding=find_object(model) is not None,
         observer=observer,
     )
     opened = open_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from unspool.cache import LEGACY, ROLL_BACK, Cache, find_kind
+from unspool.cache import LEGACY, ROLL_BACK, Cache, DynamicCache, StaticCache, find_kind
 from unspool.decoding.prompts import join_encoded
 from unspool.decoding.reader import encode_at_once
 from unspool.decoding.run_parts import RunParts
@@ -93,7 +93,10 @@ class CallCache:
             cache.truncate([max(0, held - num_unread) for held in cache.lengths])
             return
         prompts = [length for length in parts.prompts.lengths for _ in range(parts.plan.num_return_sequences)]
-        real = [length + len(tokens) - num_unread for length, tokens in zip(prompts, emitted, strict=True)]
+        written = [len(tokens) for tokens in emitted]
+        if parts.hooks.keeps_padding and type(cache) in (DynamicCache, StaticCache):
+            written = [max(written)] * len(written)
+        real = [length + count - num_unread for length, count in zip(prompts, written, strict=True)]
         cache.truncate([min(held, length) for held, length in zip(cache.lengths, real, strict=True)])
 
     def find_held(self, emitted: Sequence[Sequence[int]]) -> tuple[list[int], Cache] | None:

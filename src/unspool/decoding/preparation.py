@@ -37,6 +37,7 @@ class Hooks:
     vocabularies: Vocabularies | None = None  # the model's and the assistant's, if they differ
     shows_beams: bool = False  # the whole table of beams is wanted at every step
     owns_cache: bool = False  # the cache that was given is this call's alone
+    keeps_padding: bool = False  # rows that ended hold the padding behind their text too, as transformers' do
     observer: Observer | None = None  # is shown what happens in the call
 
     @property

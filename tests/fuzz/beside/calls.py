@@ -243,8 +243,8 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, extras: dict[str, An
 def _draw_turn(rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any]) -> None:
     """A text that is continued with the cache of the first answer, and tokens of the caller's behind it."""
     keeps = settings.get("use_cache", True) and settings.get("cache_implementation") != "static"
-    is_plain = strategy in ("greedy", "lookup", "assisted") and num_rows == 1 and "max_new_tokens" in settings
-    if is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
+    is_plain = strategy == "greedy" or (strategy in ("lookup", "assisted") and num_rows == 1)
+    if "max_new_tokens" in settings and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
         settings["return_dict_in_generate"] = True
         extras["again"] = _draw_ids(rng, rng.randint(1, 3))
 

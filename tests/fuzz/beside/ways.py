@@ -135,7 +135,8 @@ def bring_home(value: Any) -> Any:
 
 def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, Any]:
     """The arguments of the call that goes on behind an answer and the caller's next tokens, with the answer's cache."""
-    ids = torch.cat((output.sequences, torch.tensor([call.extras["again"]], device=models.DEVICE)), dim=1)
+    more = torch.tensor([call.extras["again"]], device=models.DEVICE).expand(len(output.sequences), -1)
+    ids = torch.cat((output.sequences, more), dim=1)
     seen = torch.ones_like(ids)
     if call.seen is not None:
         seen[:, : len(call.seen[0])] = torch.tensor(call.seen)
