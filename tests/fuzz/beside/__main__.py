@@ -1,6 +1,6 @@
-"""`python -m tests.fuzz.beside --native cuda --minutes 5 --jobs 14`: native models on a GPU beside the CPU.
+"""`python -m tests.fuzz.beside --device cuda --native --minutes 5 --jobs 14`: native models on a GPU beside the CPU.
 
-`UNSPOOL_FUZZ_DEVICE=cuda python -m tests.fuzz.beside`: all ways beside transformers' own `generate`, on a GPU.
+Without `--native`: all ways beside transformers' own `generate`, on the device.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--native", default="", metavar="DEVICE", help="compare native models there and on the CPU")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--native", action="store_true", help="compare native models there and on the CPU")
     given = parser.parse_args()
     num_tried = num_found = 0
-    for count, finding in listen(given.seed, given.minutes, given.jobs, given.native):
+    for count, finding in listen(given.seed, given.minutes, given.jobs, given.device, given.native):
         num_tried, num_found = num_tried + count, num_found + bool(finding)
         if finding:
             print(finding, flush=True)

@@ -58,6 +58,11 @@ class Call:
         return bool(self.settings.get("return_dict_in_generate"))
 
     @property
+    def has_beams(self) -> bool:
+        """Whether several texts of a row are followed."""
+        return bool(self.settings.get("num_beams", 1) > 1)
+
+    @property
     def copies(self) -> int:
         """Sequences for each row."""
         return int(self.settings.get("num_return_sequences", 1))
@@ -288,7 +293,7 @@ def make_inputs(call: Call, model: Any) -> dict[str, Any]:
     if call.embeds != "none":
         table = models.make(call.model, call.seed).get_input_embeddings().weight.detach().cpu()
         drawn = torch.randn(*ids.shape, table.shape[1], generator=torch.Generator().manual_seed(7))
-        order = torch.tensor(call.mask or [[1] * ids.shape[1]] * len(ids)).argsort(dim=-1, stable=True)
+        order = torch.tensor(call.seen or [[1] * ids.shape[1]] * len(ids)).argsort(dim=-1, stable=True)
         noise = torch.zeros_like(drawn).scatter_(1, order[..., None].expand_as(drawn), drawn)  # tokens may be moved
         given["inputs_embeds"] = table[ids] + 0.1 * noise
         if call.embeds == "alone":

@@ -83,7 +83,7 @@ def _mark_live(call: Call, output: Any) -> list[torch.Tensor]:
             found = indices[:, step]
             rows.append(found[found >= 0].unique())
         return rows
-    if call.settings.get("num_beams", 1) > 1:
+    if call.has_beams:
         return [torch.zeros(0, dtype=torch.long)] * steps
     ends = _find_ends(call)
     live = torch.ones(len(output.sequences), dtype=torch.bool)

@@ -43,15 +43,13 @@ REFUSED = (
 
 def has_no_reference(call: Call) -> bool:
     """Whether transformers has no answer to compare with: a method that it dropped, or one that it gets wrong."""
-    if call.strategy == "guidance" and (
-        call.is_pair or call.model in (*STATES, "roberta") or call.settings.get("num_beams", 1) > 1
-    ):
+    if call.strategy == "guidance" and (call.is_pair or call.model in (*STATES, "roberta") or call.has_beams):
         return True  # its other rows have no encoder, no states, other positions, and do not follow the beams
     if models.DEVICE != "cpu" and "watermarking_config" in call.settings:
         return True  # its green lists come from the device's own generator
     if call.is_pair and "prefill_chunk_size" in call.settings and call.mask is not None:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
-    if call.model in ("recurrent_gemma", "minimax") and call.settings.get("num_beams", 1) > 1:
+    if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
         return True  # its states do not follow the beams
     if call.model in ("fsmt", "led", "prophetnet") and call.is_static:
         return True  # it writes something else then, or fails
@@ -62,7 +60,7 @@ def has_no_reference(call: Call) -> bool:
     if call.model in WINDOWS and call.has_hidden_holes:
         return True  # its windows count masked columns
     reads_source = any(name.startswith("encoder_") for name in call.settings)
-    if reads_source and (call.embeds != "none" or call.settings.get("num_beams", 1) > 1):
+    if reads_source and (call.embeds != "none" or call.has_beams):
         return True  # it compares with the embeddings' numbers, and with the prompts of other beams
     return call.strategy in OWN
 
@@ -90,7 +88,7 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # transformers takes the rows of its causal mask from the room's end; so does the object's forward
     if call.model == "mpt" and call.is_right_padded and way == "adapter":
         return True  # the object's biases count masked columns
-    if call.settings.get("num_beams", 1) > 1 and (
+    if call.has_beams and (
         "forced_bos_token_id" in call.settings
         or ("forced_eos_token_id" in call.settings and call.settings.get("max_new_tokens") == 1)
     ):
@@ -100,7 +98,7 @@ def differs(call: Call, way: str, found: str) -> bool:
     cuts_keys = call.model in WINDOWS or call.is_static
     if cuts_keys and re.search(r"attentions of step \d+, layer \d+ have the shape", found):
         return True  # ours are over all columns of the text, transformers' over what its cache has memory for
-    if "positions for" in found and ("negative" in call.extras or call.settings.get("num_beams", 1) > 1):
+    if "positions for" in found and ("negative" in call.extras or call.has_beams):
         return True  # the longer prompt's columns; and native beams that have all ended hold nothing
     is_drafted = call.strategy in ("lookup", "assisted")
     if is_drafted and call.model == "fsmt":

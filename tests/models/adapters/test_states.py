@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from tests.models.adapters.tiny import LLAMA, SIZES
+from tests.fuzz.beside import models
+from tests.models.adapters.tiny import SIZES
+from tests.models.adapters.unlike import FAMILIES as UNLIKE_FAMILIES
 from tests.models.adapters.unlike import make_unlike
 
 import unspool
 
-STATES = {name: size for name, size in SIZES.items() if name not in ("num_attention_heads", "max_position_embeddings")}
-SECOND = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 8}
 OBJECTS = ("mamba", "mamba2", "recurrent_gemma", "minimax", "jamba", "bamba")
 PURE = ("mamba", "mamba2", "recurrent_gemma", "minimax")
 UNLIKE = {"jamba": 0.2, "bamba": 0.2, "recurrent_gemma": 0.06}  # so that drafts are partly right
@@ -23,25 +22,8 @@ PROMPT = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8]])
 NEW = {"max_new_tokens": 14, "eos_token_id": None, "do_sample": False}
 
 
-@cache
 def make(name: str) -> Any:
-    if name not in PURE:
-        return make_unlike(name)
-    torch.manual_seed(1)
-    model: Any
-    if name == "mamba":
-        model = transformers.MambaForCausalLM(transformers.MambaConfig(**STATES))
-    elif name == "recurrent_gemma":  # whose modules keep them
-        config = transformers.RecurrentGemmaConfig(**LLAMA, lru_width=32, attention_window_size=16)
-        model = transformers.RecurrentGemmaForCausalLM(config)
-    elif name == "minimax":  # whose cache has a class of its own
-        config = transformers.MiniMaxConfig(
-            **LLAMA, head_dim=8, num_local_experts=2, num_experts_per_tok=1, block_size=4
-        )
-        model = transformers.MiniMaxForCausalLM(config)
-    else:
-        model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**STATES, **SECOND))
-    return shake(model.eval(), 0.25)
+    return make_unlike(name) if name in UNLIKE_FAMILIES else models.make_again(name, 0, "sdpa")
 
 
 def shake(model: Any, alpha: float) -> Any:
@@ -122,8 +104,24 @@ def test_a_returned_cache_is_continued(name: str, num_more: int, native: bool) -
     model = make(name)
     first = unspool.generate(model, PROMPT, native=native, **{**NEW, "max_new_tokens": 4}, return_dict_in_generate=True)
     text = torch.cat((first.sequences, torch.tensor([[11, 12, 13]])[:, :num_more]), dim=1)
-    found = unspool.generate(model, text, native=native, past_key_values=first.past_key_values, **NEW)
-    assert torch.equal(found, unspool.generate(model, text, native=native, **NEW))
+    past, told = first.past_key_values, {"return_dict_in_generate": True, "output_logits": True}
+    expected = unspool.generate(model, text, native=native, **NEW, **told)
+    found = unspool.generate(model, text, native=native, past_key_values=past, **NEW, **told)
+    assert torch.equal(found.sequences, expected.sequences)
+    for one, other in zip(found.logits, expected.logits, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_cache_of_the_callers_goes_on_from_call_to_call(name: str) -> None:
+    """It is filled in place, so nothing has to be returned."""
+    model, text = make(name), PROMPT
+    first = unspool.generate(model, text, native=False, **{**NEW, "max_new_tokens": 2}, return_dict_in_generate=True)
+    text, past = first.sequences, first.past_key_values
+    for _ in range(3):
+        expected = unspool.generate(model, text, native=False, **{**NEW, "max_new_tokens": 3})
+        text = unspool.generate(model, text, native=False, past_key_values=past, **{**NEW, "max_new_tokens": 3})
+        assert torch.equal(text, expected)
 
 
 def test_states_of_unknown_length_are_refused() -> None:

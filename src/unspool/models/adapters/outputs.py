@@ -11,7 +11,7 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from unspool.models.adapters.adapted import AdaptedModel
-from unspool.models.adapters.columns.state import ColumnCache, mark_held
+from unspool.models.adapters.columns.state import ColumnCache
 from unspool.models.adapters.twin import find_copies, find_turned
 from unspool.outputs import GenerateOutput
 
@@ -53,7 +53,7 @@ def dress_cache(
     `widths` has those of keys and values for layers in which they differ; every head comes `copies` times.
     """
     if isinstance(cache, ColumnCache):
-        return mark_held(cache)
+        return cache.past
     if isinstance(cache, EncoderDecoderCache) and type(cache) is EncoderDecoderCache:
         from transformers.cache_utils import EncoderDecoderCache as TheirPair
 

@@ -1,7 +1,7 @@
 """States that a model's modules keep between passes as attributes of their own, as RecurrentGemma's do.
 
 They belong to the rows of one cache, which keeps them too and puts them in before each of its passes. Those of the last
-pass stay where they are, as transformers leaves them: a call that is given the cache of another goes on from there.
+pass stay where they are, as transformers leaves them: a call that is given transformers' own cache goes on from there.
 """
 
 from __future__ import annotations

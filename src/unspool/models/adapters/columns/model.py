@@ -22,7 +22,7 @@ from unspool.models.adapters.adapted import AdaptedModel, name_failures
 from unspool.models.adapters.columns.answers import choose_logits, join_passes, lighten, read_states
 from unspool.models.adapters.columns.inner import find_places, put_states, take_states
 from unspool.models.adapters.columns.inputs import PassInputs
-from unspool.models.adapters.columns.state import ColumnCache, Columns
+from unspool.models.adapters.columns.state import ColumnCache, Columns, find_inner, mark_held
 from unspool.models.adapters.description import Description, has_leading_streams, keeps_states
 from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
 from unspool.shortage import explain_shortage
@@ -63,6 +63,7 @@ class ColumnModel(AdaptedModel):
         self.call = call
         self._inputs = PassInputs(model, description, is_pair=self.is_pair)
         self._inner = find_places(model)
+        self._keeps_states = keeps_states(model, description.config)
         self.info = replace(self.info, why_even=self._explain_even(), can=self.info.can | {"whole_prompts"})
 
     @property
@@ -112,7 +113,7 @@ class ColumnModel(AdaptedModel):
     def _explain_even(self) -> str:
         """Why a batch's rows must grow alike; empty if they need not."""
         kind, columns = type(self.inner).__name__, self.call.prompt
-        if keeps_states(self.inner, self.description.config):
+        if self._keeps_states:
             return f"{kind} keeps states"
         if self.call.inputs.get(self._name_past()) is None and "past_key_values" not in self.description.arguments:
             cache = ColumnCache(self.inner, columns, dict(self.call.inputs), keeps_past=False, name="past_key_values")
@@ -194,7 +195,8 @@ class ColumnModel(AdaptedModel):
             cache.columns = call.prompt.copy()
             cache.lengths = call.prompt.mask[:, :held].sum(dim=-1).tolist()
             cache.columns.cut(held)
-            cache.inner = take_states(self._inner)
+            inner = find_inner(past)
+            cache.inner = take_states(self._inner) if inner is None else inner
         return cache
 
     # --- a forward pass ------------------------------------------------------------------------------
@@ -280,7 +282,7 @@ class ColumnModel(AdaptedModel):
             if cache.keeps_past and columns.num_read:
                 return self._run(cache, width, want, is_first=False)
         num_unread = columns.width - columns.num_read
-        if columns.num_read and num_unread > 1 and cache.keeps_states:  # behind what a given cache holds
+        if columns.num_read and cache.keeps_states:  # behind what a given cache holds
             return self._run_singly(cache, num_unread, want, is_first=False)
         return self._run(cache, num_unread, want, is_first=True)
 
@@ -350,6 +352,8 @@ class ColumnModel(AdaptedModel):
         cache.output = lighten(made)
         if cache.keeps_past or is_first:
             self._take_past(cache, made)
+        if self._keeps_states:
+            mark_held(cache.past, columns.num_read, cache.inner)
         return forward
 
     def _run_singly(self, cache: ColumnCache, num_new: int, want: Want, *, is_first: bool) -> Forward:

@@ -15,7 +15,7 @@ from unspool.errors import UnsupportedError
 from unspool.models.adapters.columns.inner import Inner, pick_states
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
-_HELD = "_unspool_num_read"  # attribute of a cache that was returned
+_HELD = "_unspool_held"  # attribute of a cache that keeps states
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
 _WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
 _FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once, with a count of what is in use
@@ -310,29 +310,36 @@ class ColumnCache(Cache):
         return len(past) if hasattr(past, "__len__") else 0
 
 
-def mark_held(cache: ColumnCache) -> Any:
-    """transformers' cache, with the number of columns that it has read if it can't say so itself."""
-    past = cache.past
-    if cache.keeps_states and cache.columns is not None and hasattr(past, "__dict__"):
-        setattr(past, _HELD, cache.columns.num_read)
-    return past
+def mark_held(past: Any, num_read: int, inner: Inner) -> None:
+    """Write down in a cache how many columns it has read, in case it can't say so itself, and what modules keep."""
+    if hasattr(past, "__dict__"):
+        setattr(past, _HELD, (num_read, inner))
+
+
+def find_inner(past: Any) -> Inner | None:
+    """What modules kept when a cache was read last; None if it was not written down."""
+    known: tuple[int, Inner] | None = getattr(past, _HELD, None)
+    return None if known is None else known[1]
 
 
 def count_held(past: Any) -> int:
-    """The columns that a cache of transformers holds; of states alone only the one that returned them knows."""
+    """The columns that a cache of transformers holds.
+
+    Its first layer may keep states, which know nothing of it or say 0: then what was written down counts.
+    """
     count = getattr(past, "get_seq_length", None)
     if count is None:
         return 0
+    known: tuple[int, Inner] | None = getattr(past, _HELD, None)
     try:
-        return int(count())
+        return int(count()) if known is None else max(int(count()), known[0])
     except ValueError as error:
-        held: int | None = getattr(past, _HELD, None)
-        if held is None:
+        if known is None:
             raise UnsupportedError(
                 f"the {type(past).__name__} that was given holds states alone, which do not say how many tokens they "
                 "have read; pass the text without it, or the cache that unspool's generate() returned"
             ) from error
-        return held
+        return known[0]
 
 
 def _column(lengths: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
