@@ -71,55 +71,54 @@ INLINE void read_super(const uint8_t *w, const int kind, super_scales *s) {
     }
 }
 
-/* Bits of every byte, moved so that bit `from` of a byte comes to bit 4, and none but those of `mask`. */
-#define FROM_BIT(v, from, mask) vandq_u8((from) > 4 ? vshrq_n_u8(v, (from) > 4 ? (from) - 4 : 1) : (from) < 4 ? vshlq_n_u8(v, (from) < 4 ? 4 - (from) : 0) : (v), vdupq_n_u8(mask))
-#define JOINED(v, bits) vreinterpretq_s8_u8(vorrq_u8(vreinterpretq_u8_s8(v), bits))
+/* Groups g and g + 4 of codes: `more` has the bits above the fourth, those of the first from bit 0 on, and those of the second,
+ * which `mask` names, where they belong. */
+#define JOIN(g, more, mask)                                                                                           \
+    do {                                                                                                              \
+        const uint8x16_t both = vld1q_u8(w + K_EXTRA(kind) + 16 * side + 32 * (g)), bits = (more);                     \
+        groups[4 + (g)] = vreinterpretq_s8_u8(vbslq_u8(vdupq_n_u8(mask), bits, vshrq_n_u8(both, 4)));                  \
+        groups[g] = vreinterpretq_s8_u8(vandq_u8(vsliq_n_u8(both, bits, 4), vdupq_n_u8((mask) | 15)));                 \
+    } while (0)
 
-/* The codes of one side of a block: 8 groups of 4 columns for 4 rows. */
-INLINE void split_codes(const uint8_t *w, const int kind, const int side, int8x16_t *groups) {
-    UNROLLED for (int g = 0; g < 4; g++) {
-        const uint8x16_t both = vld1q_u8(w + K_EXTRA(kind) + 16 * side + 32 * g);
-        groups[g] = LOW(both);
-        groups[4 + g] = HIGH(both);
-    }
+/* The codes of one side of a block: 8 groups of 4 columns for 4 rows. Those of 6 bits count from -32 if `is_signed`. */
+INLINE void split_codes(const uint8_t *w, const int kind, const int side, const int is_signed, int8x16_t *groups) {
     if (HAS_FIFTHS(kind)) {
         const uint8x16_t fifth = vld1q_u8(w + 16 * side);
-        groups[0] = JOINED(groups[0], FROM_BIT(fifth, 0, 16));
-        groups[1] = JOINED(groups[1], FROM_BIT(fifth, 1, 16));
-        groups[2] = JOINED(groups[2], FROM_BIT(fifth, 2, 16));
-        groups[3] = JOINED(groups[3], FROM_BIT(fifth, 3, 16));
-        groups[4] = JOINED(groups[4], FROM_BIT(fifth, 4, 16));
-        groups[5] = JOINED(groups[5], FROM_BIT(fifth, 5, 16));
-        groups[6] = JOINED(groups[6], FROM_BIT(fifth, 6, 16));
-        groups[7] = JOINED(groups[7], FROM_BIT(fifth, 7, 16));
-    }
-    if (kind == US_K6) {
+        JOIN(0, fifth, 0x10);
+        JOIN(1, vshrq_n_u8(fifth, 1), 0x10);
+        JOIN(2, vshrq_n_u8(fifth, 2), 0x10);
+        JOIN(3, vshrq_n_u8(fifth, 3), 0x10);
+    } else if (kind == US_K6) {
         const uint8x16_t first = vld1q_u8(w + 16 * side), second = vld1q_u8(w + 32 + 16 * side);
-        groups[0] = JOINED(groups[0], FROM_BIT(first, 0, 0x30));
-        groups[1] = JOINED(groups[1], FROM_BIT(first, 2, 0x30));
-        groups[4] = JOINED(groups[4], FROM_BIT(first, 4, 0x30));
-        groups[5] = JOINED(groups[5], FROM_BIT(first, 6, 0x30));
-        groups[2] = JOINED(groups[2], FROM_BIT(second, 0, 0x30));
-        groups[3] = JOINED(groups[3], FROM_BIT(second, 2, 0x30));
-        groups[6] = JOINED(groups[6], FROM_BIT(second, 4, 0x30));
-        groups[7] = JOINED(groups[7], FROM_BIT(second, 6, 0x30));
-        UNROLLED for (int g = 0; g < 8; g++) groups[g] = vsubq_s8(groups[g], vdupq_n_s8(32));
+        JOIN(0, first, 0x30);
+        JOIN(1, vshrq_n_u8(first, 2), 0x30);
+        JOIN(2, second, 0x30);
+        JOIN(3, vshrq_n_u8(second, 2), 0x30);
+        UNROLLED for (int g = 0; is_signed && g < 8; g++) groups[g] = vsubq_s8(groups[g], vdupq_n_s8(32));
+    } else {
+        UNROLLED for (int g = 0; g < 4; g++) {
+            const uint8x16_t both = vld1q_u8(w + 16 * side + 32 * g);
+            groups[g] = LOW(both);
+            groups[4 + g] = HIGH(both);
+        }
     }
 }
+#undef JOIN
 
 INLINE void part_super(const uint8_t *w, int supers, activations a, const int M, const int kind, const int begin, float *out) {
     const uint8_t *ahead = w + (M > 2 ? supers * K_BYTES(kind) : 1024);
+    const int is_signed = M > 2; /* else their products take in what the activations' sums amount to */
     float32x4_t total[2][MOST_M];
     super_scales s;
     EACH_ROW total[0][m] = total[1][m] = vdupq_n_f32(0);
     for (int i = 0; i < supers; i++) {
         read_super(w, kind, &s);
         w += K_HEADER(kind);
-        for (int b = 0; b < K_BLOCKS(kind); b++, w += K_BLOCK(kind), ahead += K_BYTES(kind) / K_BLOCKS(kind), a.quants += 32 * M, a.scales += M, a.sums += M) {
+        for (int b = 0; b < K_BLOCKS(kind); b++, w += K_BLOCK(kind), ahead += K_BYTES(kind) / K_BLOCKS(kind), a.quants += 32 * M, a.scales += M, a.sums += M, a.offsets += 2 * M) {
             UNROLLED for (int line = begin; line < 4; line += 3 - SIDES_AT_ONCE) __builtin_prefetch(ahead + 64 * line);
             UNROLLED for (int side = begin; side < begin + SIDES_AT_ONCE; side++) {
                 int8x16_t groups[8];
-                split_codes(w, kind, side, groups);
+                split_codes(w, kind, side, is_signed, groups);
                 if (kind == US_K6) {
                     const float32x4_t d0 = vld1q_f32(s.scales[2 * b] + 4 * side), d1 = vld1q_f32(s.scales[2 * b + 1] + 4 * side);
                     UNROLLED for (int m = 0; m < M; m += TOGETHER) {
@@ -127,6 +126,10 @@ INLINE void part_super(const uint8_t *w, int supers, activations a, const int M,
                         int32x4_t lower[TOGETHER], upper[TOGETHER];
                         dot_rows(groups, a.quants + 32 * m, count, 0, 1, lower);
                         dot_rows(groups, a.quants + 32 * m, count, 1, 2, upper);
+                        UNROLLED for (int r = 0; !is_signed && r < count; r++) {
+                            lower[r] = vaddq_s32(lower[r], vld1q_dup_s32(a.offsets + 2 * (m + r)));
+                            upper[r] = vaddq_s32(upper[r], vld1q_dup_s32(a.offsets + 2 * (m + r) + 1));
+                        }
                         UNROLLED for (int r = m; r < m + count; r++) {
                             total[side][r] = vfmaq_f32(total[side][r], end_dot(lower[r - m]), vmulq_n_f32(d0, a.scales[r]));
                             total[side][r] = vfmaq_f32(total[side][r], end_dot(upper[r - m]), vmulq_n_f32(d1, a.scales[r]));
