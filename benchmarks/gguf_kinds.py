@@ -90,7 +90,10 @@ def main() -> None:
                 )  # fmt: skip
 
             run(2)
-            least = {8: float("inf"), 40: float("inf")}  # of each alone: a difference of two calls doubles what disturbs them
+            least = {
+                8: float("inf"),
+                40: float("inf"),
+            }  # of each alone: a difference of two calls doubles what disturbs them
             for _ in range(options.rounds):
                 for count in least:
                     before = clock()

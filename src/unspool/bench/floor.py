@@ -43,16 +43,25 @@ def _wait(device: torch.device) -> None:
 def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
     """Bytes that a step of a native model must read: every matrix once, and the keys of every row.
 
-    Of experts those that rows choose, as many as they would choose at random.
+    Of experts those that rows choose, as many as they would choose at random; of a matrix that has a copy in fewer
+    bytes, the copy.
     """
-    read = {tensor.data_ptr(): tensor.nbytes for tensor in iterate_tensors(model.weights)}
+    tensors = list(iterate_tensors(model.weights))
+    library = model.find_path("library")
+    copies = {} if library is None else {tensor.data_ptr(): library.find_copy(tensor) for tensor in tensors}
+
+    def count(tensor: torch.Tensor) -> int:
+        copy = copies.get(tensor.data_ptr())
+        return int(tensor.nbytes if copy is None else copy.nbytes)
+
+    read = {tensor.data_ptr(): count(tensor) for tensor in tensors}
     mixture = getattr(getattr(model, "spec", None), "mixture", None)
     if mixture is not None:
         share = 1.0 - (1.0 - mixture.num_chosen / mixture.num_experts) ** num_rows
         for layer in model.weights.layers:
             if layer.mixture is not None:
                 experts = [*iterate_tensors(layer.up), *iterate_tensors(layer.down)]
-                read |= {tensor.data_ptr(): int(share * tensor.nbytes) for tensor in experts}
+                read |= {tensor.data_ptr(): int(share * count(tensor)) for tensor in experts}
     head = {tensor.data_ptr() for tensor in iterate_tensors(model.get_output_embeddings())}
     for tensor in iterate_tensors(model.get_input_embeddings()):
         if tensor.data_ptr() not in head:

@@ -12,6 +12,7 @@ import torch
 from tests.models.encoder_decoder.test_model import KINDS, find_pair
 
 import unspool
+from unspool.bench.floor import count_step_bytes
 from unspool.kernels.cpu import BLOCK, find_library, why_missing
 from unspool.kernels.cpu.structures import describe_matrix
 from unspool.models.decoder.model import Decoder
@@ -68,6 +69,19 @@ def test_copies_give_the_same_logits(pair_of: Callable[[str], Any], name: str, d
     rounded = make(pair_of(name), dtype=None)
     read(rounded)
     assert list_kinds(rounded) == {0}
+
+
+def test_a_step_is_counted_by_what_it_reads(pair_of: Callable[[str], Any]) -> None:
+    model, plain = make(pair_of("llama")), make(pair_of("llama"), packs=False)
+    bytes_of = {id(one): count_step_bytes(one, 1, 0) for one in (model, plain)}
+    copied = [
+        linear.weight for layer in model.weights.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)
+    ]
+    copied = [weight for weight in (*copied, model.weights.head.weight) if weight.shape[1] % BLOCK == 0]
+    copies = [model.find_path("library").find_copy(weight) for weight in copied]
+    assert copies and all(one.nbytes * 2 >= weight.nbytes for one, weight in zip(copies, copied, strict=True))
+    saved = sum(weight.nbytes - one.nbytes for one, weight in zip(copies, copied, strict=True))
+    assert saved > 0 and bytes_of[id(plain)] - bytes_of[id(model)] == saved
 
 
 def test_an_expert_that_all_tokens_run_through_has_copies(pair_of: Callable[[str], Any]) -> None:

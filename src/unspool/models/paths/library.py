@@ -105,6 +105,10 @@ class LibraryPath:
         finally:
             cache.end()
 
+    def find_copy(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """What steps read in the place of a matrix, if it is not the matrix itself."""
+        return self._described.find_copy(weight)
+
     def _explain_slow(self, counts: Sequence[int]) -> str | None:
         """Why torch's operators are as fast for so many tokens of each row; None if the library is faster."""
         if self.most_float is None or sum(counts) <= self.most_float:

@@ -207,6 +207,11 @@ class DescribedModel:
             return describe_rows(linear)
         return describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)
 
+    def find_copy(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """What products read in the place of a matrix: its copy in half of the bytes, if there is one."""
+        self._follow_moves()
+        return None if self._narrow is None else self._narrow.find(weight)
+
     @property
     def narrow_kind(self) -> FloatKind | None:
         """What the copies are that every product reads; None if not all of them do."""
