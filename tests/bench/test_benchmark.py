@@ -62,6 +62,11 @@ def test_a_step_reads_every_matrix_and_the_keys_in_view(name: str) -> None:
     assert count_step_bytes(model, 3, 100) == matrices + 3 * keys
 
 
+def test_a_mamba_reads_its_matrices_whatever_the_context() -> None:
+    model = unspool.load(MODELS / "mamba", device="cpu").model
+    assert count_step_bytes(model, 1, 10) == count_step_bytes(model, 1, 1000) == 4 * model.num_parameters()
+
+
 def test_floors_are_bytes_over_bandwidth() -> None:
     benchmark = make_benchmark(str(MODELS / "llama"), prompt=10, new=20, only=["decode", "prefill"])
     model = unspool.load(MODELS / "llama", device="cpu").model

@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 
 from unspool.bench.scenarios import Scenario
+from unspool.models.paths.library import LibraryPath
+from unspool.models.paths.path import WithPaths
 from unspool.models.weights import iterate_tensors
 
 _MEGABYTES: Final = {"cpu": 256, "cuda": 2048}
@@ -47,8 +49,10 @@ def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
     bytes, the copy.
     """
     tensors = list(iterate_tensors(model.weights))
-    library = model.find_path("library")
-    copies = {} if library is None else {tensor.data_ptr(): library.find_copy(tensor) for tensor in tensors}
+    library = model.find_path("library") if isinstance(model, WithPaths) else None
+    copies: dict[int, torch.Tensor | None] = {}
+    if isinstance(library, LibraryPath):
+        copies = {tensor.data_ptr(): library.find_copy(tensor) for tensor in tensors}
 
     def count(tensor: torch.Tensor) -> int:
         copy = copies.get(tensor.data_ptr())
