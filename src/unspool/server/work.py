@@ -266,7 +266,8 @@ class Work:
                 self._called.add(row)
             if reader.is_full and calls and len(self.requests) == 1 and order.num_drawn == 1 and reason is None:
                 self.close()
-            if not text and not calls and reason is None:
+            told = (order.logprobs is not None and piece.logprobs) or (order.returns_ids and piece.token_ids)
+            if not text and not calls and not told and reason is None:
                 return []
         if reason == "cancelled" and row in self._called:
             reason = "stop_string"
