@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
 from unspool.errors import excerpt
-from unspool.server.calls import Call
+from unspool.server.calls import Call, make_id
 from unspool.server.chat import join_parts, read_chat
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
@@ -111,7 +110,7 @@ class _Writer:
         made = []
         logprobs, self._held = self._held, []
         if self._text is None:
-            self._text, self._id = [], f"msg_{uuid.uuid4().hex}"
+            self._text, self._id = [], make_id("msg", self._reply.order.id, len(self._output))
             self._logprobs = []
             item = {"id": self._id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
             made.append(self.event("response.output_item.added", **self._place, item=item))
@@ -203,7 +202,7 @@ def _write_response(reply: Reply, work: Work, status: str, output: list[dict[str
 def _write_message(reply: Reply, choice: Choice, status: str) -> dict[str, Any]:
     logprobs = [] if choice.logprobs is None else _write_logprobs(reply, choice.logprobs)
     part = _write_part(choice.text, logprobs)
-    name = f"msg_{uuid.uuid4().hex}"
+    name = make_id("msg", reply.order.id, 0)
     return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
@@ -218,7 +217,7 @@ def _write_logprobs(reply: Reply, logprobs: Any) -> list[dict[str, Any]]:
 
 def _write_call(call: Call) -> dict[str, Any]:
     return {
-        "id": f"fc_{uuid.uuid4().hex}",
+        "id": make_id("fc", call.id),
         "type": "function_call",
         "call_id": call.id,
         "name": call.name,
