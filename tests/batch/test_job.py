@@ -67,13 +67,58 @@ def whole(engine: Engine, source: Path, tmp_path: Path) -> dict[int, str]:
 def test_answers_and_errors(engine: Engine, source: Path, tmp_path: Path, whole: dict[int, str]) -> None:
     errors = read(tmp_path / "whole.jsonl.errors")
     assert sorted([*whole, *errors]) == list(range(1, NUM_ROWS + 1)) and list(errors) == [35]  # its body was no object
-    assert "`body` is the object" in errors[35]
+    assert "`body` is the object" in errors[35] and json.loads(errors[35])["custom_id"] == "row 35"
     plain, chat = json.loads(whole[1]), json.loads(whole[5])
     given = json.loads(source.read_text().splitlines()[0])
     assert plain["id"] == "row 1" and plain["usage"]["completion_tokens"] <= given["max_new_tokens"]
     body = chat["response"]["body"]
     assert chat["custom_id"] == "row 5" and len(body["choices"]) == 2 and body["choices"][0]["logprobs"]["content"]
     assert body["choices"][0]["message"]["content"] != body["choices"][1]["message"]["content"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".errors", ".job"])
+def test_what_is_read_is_not_written_over(engine: Engine, source: Path, suffix: str) -> None:
+    read_file = source if not suffix else source.with_name(f"out{suffix}")
+    before = source.read_bytes()
+    read_file.write_bytes(before)
+    with pytest.raises(SettingError, match="the file that is read"):
+        make_job(engine, read_file, source if not suffix else source.with_name("out"), restarts=True)
+    assert read_file.read_bytes() == before
+
+
+def test_what_plain_rows_ask_for_is_in_their_answers(engine: Engine, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "hello cat", "echo": True, "logprobs": 2, "return_token_ids": True, "prompt_logprobs": 1},
+        {"prompt": ["hello", "the cat"], "n": 2, "echo": True, "return_token_ids": True, "prompt_logprobs": 0},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({**row, "max_tokens": 3}) + "\n" for row in rows))
+    assert make_job(engine, tmp_path / "in.jsonl", tmp_path / "out.jsonl").run()
+    found = {row["line"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    one, several = found[1], found[2]
+    lm = engine._lm
+    assert one["text"].startswith("hello cat") and len(one["text"]) > len("hello cat")
+    assert [entry[0] for entry in one["logprobs"][0]] == one["token_ids"]
+    assert all(len(entry[2]) == 2 and entry[2][0][1] >= entry[1] for entry in one["logprobs"][0])
+    prompt = lm.tokenizer.encode("hello cat")
+    told = one["prompt_logprobs"][0]
+    assert told[0] is None and [entry[0] for entry in told[1:]] == prompt[1:] and len(told[1][2]) == 2
+    assert all(text.startswith("hello") for text in several["texts"][:2])
+    assert all(text.startswith("the cat") for text in several["texts"][2:])
+    assert len(several["token_ids"]) == 4 and len(several["prompt_logprobs"]) == 2
+
+
+def test_items_of_responses_have_ids_that_stay(engine: Engine, tmp_path: Path) -> None:
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"input": "hi", "max_output_tokens": 3}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row))
+    for name in ("1", "2"):
+        assert make_job(engine, tmp_path / "in.jsonl", tmp_path / name).run()
+    assert read(tmp_path / "1") == read(tmp_path / "2")
+    assert json.loads((tmp_path / "1").read_text())["response"]["body"]["id"].startswith("resp_")
+
+
+def test_a_negative_number_of_errors_is_refused(engine: Engine, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="at least 0, not -1"):
+        make_job(engine, source, tmp_path / "out", max_errors=-1)
 
 
 @pytest.mark.parametrize("after", [0, 3, 17])

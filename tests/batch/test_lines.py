@@ -47,6 +47,15 @@ def test_bad_lines_say_why(row: str, words: str) -> None:
         parse_line(1, row.encode())
 
 
+@pytest.mark.parametrize(
+    "row", ['{"url": "/v1/nothing", "body": {}, "custom_id": "a"}', '{"id": "a"}', '{"custom_id": "a", "body": 3}']
+)
+def test_bad_lines_keep_their_id(row: str) -> None:
+    with pytest.raises(BadLineError) as error:
+        parse_line(1, row.encode())
+    assert error.value.custom_id == "a"
+
+
 def test_files_are_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n\n{"prompt"\n' + b"x" * (17 << 20) + b'\n{"prompt": "b"}')

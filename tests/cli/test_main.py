@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,17 @@ def test_other_ends_are_quiet(
     monkeypatch.setattr(models, "execute", end)
     ended = cli("models")
     assert (ended.code, ended.out, ended.err) == (code, "", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("words", [("models",), ("run", "hi", "--max-new-tokens", "2"), ("recipe", "list")])
+def test_a_full_disk_behind_standard_output_is_no_bug(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], tiny: str
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert front.main([*words, *(["-m", tiny] if words[0] == "run" else [])]) == 1
+    assert capsys.readouterr().err == "unspool: error: standard output can't be written: No space left on device\n"
 
 
 def test_arguments_come_from_the_command_line(

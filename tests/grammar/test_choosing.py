@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from tests.grammar.test_masks import END, FIRST, SCHEMAS, VOCAB, make_processor
-from tests.grammar.tiny import load_tiny
+from tests.grammar.tiny import load_tiny, make_tokenizer
 from unspool.decoding import choice
 from unspool.grammar.choosing import Chooser
+from unspool.grammar.compiling import compile_grammar
 from unspool.grammar.masks import MaskMaker
+from unspool.grammar.processor import GrammarLogitsProcessor
+from unspool.grammar.sources import read_source
+from unspool.grammar.vocabulary import find_vocabulary
 from unspool.kernels.cpu.library import find_library
 
 needs_library = pytest.mark.skipif(find_library() is None, reason="the C library is not built")
@@ -34,6 +38,24 @@ def test_every_step_takes_the_highest_allowed_score(seed: int, ends: tuple[int, 
             ids = torch.cat((ids, torch.tensor(expected)[:, None]), dim=1)
             if set(expected) & set(ends):
                 return
+
+
+@pytest.mark.parametrize("text", ["hello the cat", "what and world"])
+def test_forced_text_is_written_in_the_tokens_that_masks_have(text: str) -> None:
+    """Where a text goes on in one way alone, a grammar takes its first letter too, and a mask does not."""
+    tokenizer = make_tokenizer()
+    grammar = compile_grammar(read_source("choice", [text, "no"]), find_vocabulary(tokenizer, VOCAB))
+    plain, steps = (GrammarLogitsProcessor([grammar], FIRST, (END,)) for _ in range(2))
+    ids, taken = torch.full((1, FIRST), 7), [0]
+    while taken != [END]:
+        written = tokenizer.decode(ids[0, FIRST:].tolist())
+        logits = torch.zeros(1, VOCAB)
+        if written != text:
+            logits[0, tokenizer.encode(text[len(written)], add_special_tokens=False)] = 10.0  # a letter alone
+        taken = plain(ids, logits).argmax(dim=-1).tolist()
+        assert steps.start_choosing(ids)(logits.argmax(dim=-1).tolist(), logits) == taken
+        ids = torch.cat((ids, torch.tensor(taken)[:, None]), dim=1)
+    assert tokenizer.decode(ids[0, FIRST:-1].tolist()) == text
 
 
 def test_steps_that_were_taken_and_not_emitted_are_forgotten() -> None:

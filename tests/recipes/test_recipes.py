@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.cli.conftest import build_tokenizer
 
 import unspool
 from unspool.cli.main import main
@@ -222,3 +224,21 @@ def test_the_program(lm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "trust_remote_code=True only" in capsys.readouterr().err
     assert main(["recipe", "rnu", str(folder)]) == 2
     assert "did you mean run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    raise KeyError('a')", "has failed: KeyError: 'a'"),
+        ("    return 'text'", "has returned a str"),
+    ],
+)
+def test_a_recipe_that_fails_is_no_bug_of_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, words: str
+) -> None:
+    (tmp_path / "generate.py").write_text(f"def generate(model, input_ids, **kwargs):\n{body}\n")
+    folder = tmp_path / "model"
+    shutil.copytree(LLAMA, folder)
+    build_tokenizer().save(str(folder / "tokenizer.json"))
+    assert main(["recipe", "run", str(tmp_path), "x", "-m", str(folder), "--trust-remote-code"]) == 2
+    assert words in capsys.readouterr().err

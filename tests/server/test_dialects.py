@@ -12,6 +12,8 @@ import ollama
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from tests.server.running import RunningServer, make_fake_lm
 from tests.server.test_openai import HELLO, TOOL
@@ -97,6 +99,41 @@ def test_responses_what_needs_a_store_is_refused(responses_client: openai.OpenAI
         responses_client.responses.create(model="fake", input="hello", extra_body={field: value})
 
 
+def test_responses_are_what_the_client_s_types_say(server: RunningServer) -> None:
+    tool: Any = {"type": "function", "strict": True, **TOOL["function"]}
+    adapter: Any = TypeAdapter(ResponseStreamEvent)
+    for asked in (
+        {"model": "fake", "include": ["message.output_text.logprobs"], "top_logprobs": 2, "temperature": 0},
+        {"model": "tools", "tools": [tool], "tool_choice": "required", "include": ["message.output_text.logprobs"]},
+        {"model": "fake", "stream_options": {"include_obfuscation": False}, "text": {"format": {"type": "text"}}},
+    ):
+        body = {"input": "hello", "max_output_tokens": 80, "seed": 2, **asked}
+        whole = server.post("/v1/responses", body).json()
+        Response.model_validate(whole, strict=True)
+        events = server.post("/v1/responses", {**body, "stream": True}).text.split("\n\n")[:-1]
+        for place, event in enumerate(events):
+            value = json.loads(event.partition("data: ")[2])
+            adapter.validate_python(value, strict=True)
+            assert value["sequence_number"] == place
+        made = value["response"]["output"]
+        assert [one["type"] for one in made] == [one["type"] for one in whole["output"]]
+        if made[0]["type"] == "message":
+            assert made[0]["content"] == whole["output"][0]["content"]
+
+
+def test_responses_errors_name_its_own_fields(responses_client: openai.OpenAI) -> None:
+    cases: list[tuple[str, Any]] = [
+        ("input[0]", {"input": [{"content": "x"}]}),
+        ("input[0]", {"input": [{"role": "user"}]}),
+        ("text", {"text": {"format": {"type": "json_schema", "name": "it", "schema": {"uniqueItems": True}}}}),
+        ("text", {"text": {"format": {"type": "json_schema", "name": "it"}}}),
+    ]
+    for param, body in cases:
+        with pytest.raises(openai.BadRequestError) as error:
+            responses_client.responses.create(**{"model": "fake", "input": "hello", **body})
+        assert error.value.param == param
+
+
 @pytest.fixture(scope="module")
 def anthropic_client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0) as made:
@@ -169,6 +206,33 @@ def test_anthropic_errors(anthropic_client: anthropic.Anthropic) -> None:
         anthropic_client.messages.create(model="claude", max_tokens=3, messages=HELLO)
 
 
+def test_anthropic_formats_and_hints(anthropic_client: anthropic.Anthropic) -> None:
+    form: Any = {"format": {"type": "json_schema", "schema": {"enum": ["x", "y"]}}}
+    asked: Any = {"model": "fake", "max_tokens": 20, "messages": HELLO}
+    answer = anthropic_client.messages.create(**asked, output_config=form, cache_control={"type": "ephemeral"})
+    assert json.loads(answer.content[0].text) in ("x", "y")
+    with pytest.raises(anthropic.BadRequestError, match="`output_config` has a format alone"):
+        anthropic_client.messages.create(**asked, output_config={"effort": "low"})
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\] has no content"):
+        anthropic_client.messages.create(**{**asked, "messages": [{"role": "user"}]})
+
+
+def test_anthropic_counts_what_is_too_long(anthropic_client: anthropic.Anthropic) -> None:
+    long: Any = [{"role": "user", "content": "x" * 3000}]
+    assert anthropic_client.messages.count_tokens(model="fake", messages=long).input_tokens > 3000
+    with pytest.raises(anthropic.BadRequestError, match="context"):
+        anthropic_client.messages.create(model="fake", max_tokens=1, messages=long)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/messages/count_tokens", 404), ("/v1/messages/batches", 404), ("/v1/messages", 405)]
+)
+def test_anthropic_errors_of_other_routes_have_its_form(server: RunningServer, path: str, status: int) -> None:
+    answer = server.get(path) if status == 405 else server.post(path, {"model": "no", "messages": HELLO})
+    told = answer.json()
+    assert answer.status_code == status and told["type"] == "error" and told["error"].keys() == {"type", "message"}
+
+
 @pytest.fixture(scope="module")
 def ollama_client(server: RunningServer) -> Iterator[ollama.Client]:
     with ollama.Client(host=server.address) as made:
@@ -208,6 +272,28 @@ def test_ollama_models(ollama_client: ollama.Client) -> None:
         ollama_client.chat(model="llama3", messages=HELLO)
     with pytest.raises(ollama.ResponseError, match="tail-free"):
         ollama_client.chat(model="fake", messages=HELLO, options={"tfs_z": 0.5})
+
+
+def test_ollama_errors_are_texts(server: RunningServer) -> None:
+    for path in ("/api/show", "/api/ps", "/api/chat"):
+        answer = server.post(path, {"model": "no", "messages": HELLO} if path == "/api/chat" else {"model": "no"})
+        assert answer.status_code == 404 and isinstance(answer.json()["error"], str)
+
+
+def test_ollama_ignores_nothing(ollama_client: ollama.Client) -> None:
+    for message, match in (
+        ({"role": "user", "content": "x", "images": [b"x"]}, "text alone, not images"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, "write"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=match):
+            ollama_client.chat(model="fake", messages=[message])
+    with pytest.raises(ollama.ResponseError, match="`stream` stands beside the options"):
+        ollama_client.chat(model="fake", messages=HELLO, options={"stream": False})
+
+
+def test_ollama_calls_that_are_none_are_refused(server: RunningServer) -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [3]}
+    assert "a tool call is" in server.post("/api/chat", {"model": "tools", "messages": [message]}).json()["error"]
 
 
 def test_langchain(server: RunningServer, expected: Any) -> None:

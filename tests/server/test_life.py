@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import socket
@@ -20,7 +21,9 @@ import pytest
 
 from tests.server.running import Broken, RunningServer, Slow, make_fake_lm
 from unspool.engine import inbox
+from unspool.errors import SettingError
 from unspool.server import generating
+from unspool.server.options import ServerOptions
 from unspool.server.sse import EventStream
 
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
@@ -267,3 +270,9 @@ def test_the_program_is_killed_started_again_and_ended(tmp_path: Path, default_m
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "ended"
     for process in (first, second):
         assert b"Traceback" not in process.communicate()[1]
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_seconds_that_are_none_are_refused(seconds: float) -> None:
+    with pytest.raises(SettingError, match="'drain_seconds' must be a number of seconds"):
+        ServerOptions.read(drain_seconds=seconds)

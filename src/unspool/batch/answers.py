@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from unspool.batch.lines import CHAT, COMPLETIONS, RESPONSES, BadLineError, Line
 from unspool.decoding.randomness import derive_seed
 from unspool.engine import Engine
 from unspool.errors import EngineError, UnspoolError
+from unspool.outputs import TokenLogprob
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
 from unspool.server.dialect import Dialect, Reply
@@ -23,11 +25,12 @@ from unspool.server.options import ClientLimits
 from unspool.server.orders import Order, Target
 from unspool.server.refusals import RequestError, read_error
 from unspool.server.responses import ResponseDialect
-from unspool.server.tokens import ClientTokens
+from unspool.server.tokens import LOWEST, ClientTokens
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Work
 
 _LIMITS = ClientLimits(new_tokens=1 << 20, choices=1024, request_seconds=1e9, top_logprobs=64)
+_SEVERAL = {"text": "texts", "finish_reason": "finish_reasons"}  # what stands for several in one line
 _DIALECTS: dict[str, tuple[Dialect, FieldTable]] = {
     CHAT: (ChatDialect(), CHAT_FIELDS),
     COMPLETIONS: (CompletionDialect(), COMPLETION_FIELDS),
@@ -81,7 +84,8 @@ class Answers:
             body["seed"] = derive_seed(self._seed, line.number) % 2**31
         order = dialect.read(body, self._target)
         digest = hashlib.sha256(f"{line.number}\0{line.custom_id}".encode()).hexdigest()
-        order.id, order.created = f"{order.id.partition('-')[0]}-{digest[:24]}", self._created
+        kind = re.split("[-_]", order.id, maxsplit=1)[0]
+        order.id, order.created = f"{order.id[: len(kind) + 1]}{digest[:24]}", self._created
         return order
 
     def wait(self, work: Work) -> list[Choice]:
@@ -95,43 +99,74 @@ class Answers:
 
     def write(self, line: Line, work: Work, choices: list[Choice]) -> dict[str, Any]:
         """The answer to a row, in the form that it was asked in."""
-        return _write_plain(line, choices, work) if line.is_plain else self._write_openai(line, choices, work)
+        return self._write_plain(line, choices, work) if line.is_plain else self._write_openai(line, choices, work)
 
     def _write_openai(self, line: Line, choices: list[Choice], work: Work) -> dict[str, Any]:
         order = work.order
         body = _DIALECTS[line.url][0].write(Reply(order, self._texts, "unspool"), choices, work)
         return {
-            "id": f"batch_req_{order.id.partition('-')[2]}",
+            "id": f"batch_req_{order.id[-24:]}",
             "custom_id": line.custom_id,
             "line": line.number,
             "response": {"status_code": 200, "request_id": order.id, "body": body},
             "error": None,
         }
 
+    def _write_plain(self, line: Line, choices: list[Choice], work: Work) -> dict[str, Any]:
+        """An answer in our own form: the texts, why they ended, what else was asked for, and what it cost."""
+        order = work.order
+        each: dict[str, list[Any]] = {
+            "text": [self._write_text(choice, order) for choice in choices],
+            "finish_reason": [choice.finish_reason for choice in choices],
+        }
+        if any(choice.calls for choice in choices):
+            each["tool_calls"] = [[call.as_openai() for call in choice.calls] for choice in choices]
+        if order.returns_ids:
+            each["token_ids"] = [choice.token_ids for choice in choices]
+        made: dict[str, Any] = {"line": line.number}
+        if line.custom_id is not None:
+            made["id"] = line.custom_id
+        if len(choices) == 1:
+            made |= {name: values[0] for name, values in each.items()}
+        else:
+            made |= {_SEVERAL.get(name, name): values for name, values in each.items()}
+        if order.logprobs is not None:
+            made["logprobs"] = [_list_logprobs(choice.logprobs or [], order.logprobs) for choice in choices]
+        if choices[0].prompt_logprobs is not None:
+            asked = order.settings["prompt_logprobs"]
+            made["prompt_logprobs"] = [
+                _list_logprobs(choice.prompt_logprobs or [], asked) for choice in choices[:: order.num_choices]
+            ]
+        return {**made, "usage": count_usage(work)}
 
-def _write_plain(line: Line, choices: list[Choice], work: Work) -> dict[str, Any]:
-    """An answer in our own form: the text, why it ended, and what it cost."""
-    made: dict[str, Any] = {"line": line.number}
-    if line.custom_id is not None:
-        made["id"] = line.custom_id
-    if len(choices) == 1:
-        made |= {"text": choices[0].text, "finish_reason": choices[0].finish_reason}
-        if choices[0].calls:
-            made["tool_calls"] = [call.as_openai() for call in choices[0].calls]
-    else:
-        made["texts"] = [choice.text for choice in choices]
-        made["finish_reasons"] = [choice.finish_reason for choice in choices]
-    if work.order.logprobs is not None:
-        made["logprobs"] = [
-            [[one.token_id, round(one.logprob, 6)] for one in choice.logprobs or []] for choice in choices
-        ]
-    return {**made, "usage": count_usage(work)}
+    def _write_text(self, choice: Choice, order: Order) -> str:
+        if not order.echo:
+            return choice.text
+        skips = bool(order.settings["skip_special_tokens"])
+        return self._texts.decode(choice.prompt_ids, skip_special_tokens=skips) + choice.text
+
+
+def _list_logprobs(given: Sequence[TokenLogprob | None], num_top: int) -> list[Any]:
+    """A token's id and log-probability, and those of as many of the likeliest as were asked for."""
+    made: list[Any] = []
+    for one in given:
+        if one is None:  # a prompt's first token
+            made.append(None)
+            continue
+        top = [[token, _round(value)] for token, value in one.top[:num_top]]
+        made.append([one.token_id, _round(one.logprob), *([top] if num_top else [])])
+    return made
+
+
+def _round(logprob: float) -> float:
+    return round(max(logprob, LOWEST), 6)
 
 
 def write_failure(number: int, line: Line | None, error: Exception) -> dict[str, Any]:
     """The line that says why a row has no answer."""
     described = error.as_openai()["error"] if isinstance(error, RequestError) else {"message": str(error)}
-    return {"line": number, "custom_id": None if line is None else line.custom_id, "error": described}
+    named = error if line is None else line
+    return {"line": number, "custom_id": getattr(named, "custom_id", None), "error": described}
 
 
 def follow(work: Work, notify: Callable[[], None], place: int = 0) -> None:

@@ -40,6 +40,7 @@ class Job:
         self._answers = Answers(
             lm, engine, name=name, settings=settings, seed=seed, any_model=any_model, created=source.modified
         )
+        output.refuse_input(source.path)
         self._ledger = Ledger(output, max_errors)
         self._finished: queue.SimpleQueue[tuple[Line, Work]] = queue.SimpleQueue()
         job = describe_job(source, name, settings or {}, seed, self._share)

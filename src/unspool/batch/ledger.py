@@ -78,6 +78,8 @@ class Ledger:
     """The output of a job: each row once, whoever answers it and however often."""
 
     def __init__(self, output: JobOutput, max_errors: int | None = None) -> None:
+        if max_errors is not None and max_errors < 0:
+            raise SettingError(f"--max-errors is at least 0, not {max_errors}")
         self._output, self._max_errors = output, max_errors
         self.progress = Progress(0)
 

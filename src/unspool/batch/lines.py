@@ -18,6 +18,8 @@ URLS: Final = (CHAT, COMPLETIONS, RESPONSES)
 class BadLineError(InputError):
     """A line that can't be read; the batch goes on without it."""
 
+    custom_id: str | None = None  # of the line, if that much could be read
+
 
 @dataclass(frozen=True)
 class Line:
@@ -49,10 +51,17 @@ def read_row(number: int, row: Any) -> Line:
     """The request of a row, whatever file it comes from."""
     if not isinstance(row, dict):
         raise BadLineError(f"a line is a JSON object, not {excerpt(row)}")
-    if "body" in row or "url" in row:
-        return _read_openai(number, row)
     body = dict(row)
-    custom_id = _check_id(body.pop("custom_id", body.pop("id", None)))
+    is_openai = "body" in row or "url" in row
+    custom_id = _check_id(body.get("custom_id") if is_openai else body.pop("custom_id", body.pop("id", None)))
+    try:
+        return _read_openai(number, row, custom_id) if is_openai else _read_plain(number, body, custom_id)
+    except BadLineError as error:
+        error.custom_id = custom_id
+        raise
+
+
+def _read_plain(number: int, body: dict[str, Any], custom_id: str | None) -> Line:
     given = [name for name in ("prompt", "messages") if body.get(name) is not None]
     if len(given) != 1:
         raise BadLineError(
@@ -61,7 +70,7 @@ def read_row(number: int, row: Any) -> Line:
     return Line(number, CHAT if given == ["messages"] else COMPLETIONS, body, custom_id, is_plain=True)
 
 
-def _read_openai(number: int, row: dict[str, Any]) -> Line:
+def _read_openai(number: int, row: dict[str, Any], custom_id: str | None) -> Line:
     unknown = [name for name in row if name not in _OPENAI]
     if unknown:
         raise BadLineError(f"a line in OpenAI's form has {', '.join(_OPENAI)}, not {excerpt(unknown[0], 64)}")
@@ -71,7 +80,6 @@ def _read_openai(number: int, row: dict[str, Any]) -> Line:
         raise BadLineError(f"`url` is {', '.join(URLS)}, not {excerpt(row.get('url'))}")
     if not isinstance(row.get("body"), dict):
         raise BadLineError("`body` is the object that the route takes")
-    custom_id = _check_id(row.get("custom_id"))
     if custom_id is None:
         raise BadLineError("a line in OpenAI's form needs a `custom_id`")
     return Line(number, row["url"], row["body"], custom_id)

@@ -170,6 +170,12 @@ class JobOutput:
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise SettingError(f"{path} can't be an output: it is a folder, or its folder is not there")
 
+    def refuse_input(self, source: Path) -> None:
+        """Raise if what is read is one of the files that are written."""
+        for path in (self.answers.path, self.errors.path, self._note.path):
+            if path.exists() and path.samefile(source):
+                raise SettingError(f"{path} is the file that is read, and would be written over; name another output")
+
     def open(self, job: dict[str, Any], *, restarts: bool = False) -> bool:
         """Begin, or go on with what was begun; whether there was something. Raises if that was another job."""
         if restarts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from unspool.cli.parser import Parser, UsageError, suggest
 from unspool.errors import UnspoolError
 
 DONE, FAILED, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of standard output: errors of other files name them
 
 COMMANDS = {
     "run": "Continue a prompt, or answer it with --chat.",
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except OSError as error:  # a full disk behind standard output
         _silence()
-        say_bug(error, is_debugging=is_debugging)
+        say_error(f"standard output can't be written: {error.strerror or error}")
         return FAILED
 
 
@@ -88,6 +90,8 @@ def _run(words: list[str], is_debugging: bool) -> int:
         say_error(error)
         return REFUSED
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+            raise
         say_bug(error, is_debugging=is_debugging)
         return FAILED
 

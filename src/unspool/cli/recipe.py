@@ -11,7 +11,7 @@ from unspool.cli.console import say, write
 from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser, UsageError, suggest
 from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
-from unspool.errors import SettingError
+from unspool.errors import SettingError, UnspoolError
 from unspool.recipes.finding import FILE, describe_code, find_recipe, list_shipped
 from unspool.recipes.requirements import check_requirements
 from unspool.recipes.running import check_source, load_recipe
@@ -129,16 +129,28 @@ def _run(arguments: argparse.Namespace) -> int:
 
     ids = as_ids(lm.encode(arguments.prompt, chat=arguments.chat)).to(lm.device)
     given: dict[str, Any] = {"max_new_tokens": 256} if settings.get("max_length") is None else {}
-    sequences: Any = generate(
-        lm,
-        ids,
-        custom_generate=arguments.name,
-        trust_remote_code=arguments.trust_remote_code,
-        revision=arguments.recipe_revision,
-        tokenizer=lm.tokenizer,
-        **{**given, **settings, **own},
-    )
-    rows = sequences if hasattr(sequences, "tolist") else sequences.sequences
+    try:
+        sequences: Any = generate(
+            lm,
+            ids,
+            custom_generate=arguments.name,
+            trust_remote_code=arguments.trust_remote_code,
+            revision=arguments.recipe_revision,
+            tokenizer=lm.tokenizer,
+            **{**given, **settings, **own},
+        )
+    except (UnspoolError, OSError):
+        raise
+    except Exception as error:
+        raise SettingError(
+            f"the recipe {arguments.name} has failed: {type(error).__name__}: {error} (--debug shows where)"
+        ) from error
+    rows = getattr(sequences, "sequences", sequences)
+    if not hasattr(rows, "tolist"):
+        raise SettingError(
+            f"the recipe {arguments.name} has returned a {type(rows).__name__}, and this program prints token ids; "
+            "call it from Python: unspool.generate(…, custom_generate=…)"
+        )
     for row in rows.tolist():
         kept = row if lm.model.info.is_encoder_decoder else row[ids.shape[1] :]
         write((lm.tokenizer.decode(kept, skip_special_tokens=True) if lm.tokenizer else str(kept)) + "\n")

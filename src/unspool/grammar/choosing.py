@@ -20,7 +20,8 @@ class Chooser:
 
     A grammar that takes a row's likeliest token, or one of the next ones, needs no mask. Where it does not, and for end
     tokens, the mask is made, and the likeliest of the allowed tokens is chosen: the same token that scores under masks
-    have on top.
+    have on top. Where the text must go on in one way, a mask has the one token that the tokenizer would write there,
+    though the grammar takes shorter ones too.
     """
 
     def __init__(self, states: Sequence[MatcherState | None], masks: MaskMaker, num_free: int) -> None:
@@ -42,6 +43,9 @@ class Chooser:
     def _choose(self, state: MatcherState, token: int, logits: torch.Tensor, row: int) -> int:
         if state.is_broken:
             return _NONE
+        forced = state.matcher.compute_ff_tokens()
+        if forced:
+            return forced[0] if logits[row, forced[0]] > -np.inf and state.take(forced[0]) else _NONE
         scores: np.ndarray[tuple[int], np.dtype[np.float32]] | None = None
         for _ in range(MOST_ASKED):
             if token in self._by_mask:

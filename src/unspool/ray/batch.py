@@ -105,6 +105,7 @@ class RayJob:
         self, pipeline: RayPipeline, output: JobOutput, *, max_errors: int | None = None, restarts: bool = False
     ) -> None:
         self._pipeline, self._output = pipeline, output
+        output.refuse_input(pipeline.source.path)
         self._ledger = Ledger(output, max_errors)
         self.is_resumed = self._ledger.open(pipeline.describe(), pipeline.count(), restarts=restarts)
 

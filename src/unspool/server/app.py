@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Route
 from unspool.server.bodies import ClientGoneError, JsonResponse
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
+from unspool.server.dialect import Dialect
 from unspool.server.generating import make_endpoint
 from unspool.server.logs import RequestRecord
 from unspool.server.messages import MessageDialect
@@ -91,9 +92,16 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
     return app
 
 
-async def _answer_refusal(_: Request, error: Exception) -> Response:
+def _write_refusal(scope: Any, error: RequestError) -> Response:
+    """An error in the form of the clients that ask for its path."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    dialect = next((one for start, one in _FORMS.items() if path.startswith(start)), _FORMS["/"])
+    return JsonResponse(dialect.write_error(error), error.status, error.headers)
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return JsonResponse(error.as_openai(), error.status, error.headers)
+    return _write_refusal(request.scope, error)
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
@@ -101,8 +109,11 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reasons = {404: f"there is no {request.url.path[:128]!r} here; /openapi.json lists the routes"}
     reasons[405] = f"{request.method} is not a method of {request.url.path[:128]!r}"
-    refused = RequestError(error.status_code, reasons.get(error.status_code, error.detail))
-    return JsonResponse(refused.as_openai(), refused.status, error.headers)
+    answer = _write_refusal(
+        request.scope, RequestError(error.status_code, reasons.get(error.status_code, error.detail))
+    )
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 class Door:
@@ -142,12 +153,12 @@ class Door:
                 raise
             record.error = "ended"  # by a second signal: the server does not wait for its requests
             if not record.status:
-                await _ENDED(scope, receive, answer)
+                await _write_refusal(scope, _ENDED)(scope, receive, answer)
         except Exception as error:
             record.error = type(error).__name__
             record.bug = error
             if not record.status:
-                await _BUG(scope, receive, answer)
+                await _write_refusal(scope, _BUG)(scope, receive, answer)
         finally:
             route = scope.get("route")
             self._state.note_end(record, getattr(route, "path", "unknown"))
@@ -166,7 +177,7 @@ class Door:
                 record.key = state.keys.find(headers)
         except RequestError as error:
             record.error = error.code
-            return JsonResponse(error.as_openai(), error.status, error.headers)
+            return _write_refusal(scope, error)
         return None
 
 
@@ -175,5 +186,10 @@ _PREFLIGHT = {
     "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
     "access-control-max-age": "600",
 }
-_ENDED = JsonResponse(RequestError(503, "the server was ended; send it again", code="ended").as_openai(), 503)
-_BUG = JsonResponse(RequestError(500, "something went wrong in the server; its log says what").as_openai(), 500)
+_ENDED = RequestError(503, "the server was ended; send it again", code="ended")
+_BUG = RequestError(500, "something went wrong in the server; its log says what")
+_FORMS: Mapping[str, Dialect] = {
+    "/v1/messages": MessageDialect(),
+    "/api/": OllamaDialect(is_chat=True),
+    "/": ChatDialect(),
+}

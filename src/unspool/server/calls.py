@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from unspool.grammar.tools import CallFormat
+
+
+def make_id(kind: str, *parts: object) -> str:
+    """An id that follows from what it is of, so that the same request in a batch's file has the same."""
+    return f"{kind}_{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,7 @@ class Call:
     index: int
     name: str
     arguments: dict[str, Any]
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+    id: str
 
     @property
     def arguments_text(self) -> str:
@@ -40,7 +45,8 @@ class CallReader:
     Text that may still become a call is held back. Special tokens are taken out of what is said.
     """
 
-    def __init__(self, form: CallFormat, specials: Iterable[str], most: int | None = None) -> None:
+    def __init__(self, form: CallFormat, specials: Iterable[str], most: int | None = None, name: str = "") -> None:
+        self._name = name  # from which the calls' ids follow
         self._form, self._specials, self._most = form, [one for one in specials if one], most
         self._held = ""
         self._num_calls = 0
@@ -97,7 +103,8 @@ class CallReader:
             end += rest.index(form.end) + len(form.end)
         elif form.end and form.end.startswith(rest.strip()):
             return None
-        call = Call(self._num_calls, text[name_at:middle], arguments if isinstance(arguments, dict) else {})
+        given = arguments if isinstance(arguments, dict) else {}
+        call = Call(self._num_calls, text[name_at:middle], given, make_id("call", self._name, self._num_calls))
         self._num_calls += 1
         return call, end
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from unspool.errors import InputError, UnspoolError, excerpt
-from unspool.grammar.tools import find_format, make_settings
+from unspool.grammar.tools import CallFormat, find_format, make_settings
 from unspool.grammar.vocabulary import list_specials
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
@@ -89,15 +89,25 @@ def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 def read_chat(found: Found, target: Target, kind: str = "chatcmpl") -> Order:
     """The order of a chat whose fields are known; other dialects come here with theirs translated."""
-    messages = read_messages(found.take("messages"), target)
     logprobs = _read_logprobs(found, target)
-    form, most = _settle_tools(found, target)
-    prompt = _render(found, messages, target)
+    prompt, form, most = _read_prompt(found, target)
     order = make_order(found, [prompt], target, kind)
     order.logprobs, order.call_format, order.most_calls = logprobs, form, most
     if logprobs is not None:
         order.settings["logprobs"] = logprobs
     return order
+
+
+def count_prompt(found: Found, target: Target) -> int:
+    """Tokens of a chat's prompt, be it longer than the model's context or not."""
+    return len(_read_prompt(found, target)[0])
+
+
+def _read_prompt(found: Found, target: Target) -> tuple[list[int], CallFormat | None, int | None]:
+    """A chat's prompt, the format of tool calls in its answer, and the most of them."""
+    messages = read_messages(found.take("messages"), target)
+    form, most = _settle_tools(found, target)
+    return _render(found, messages, target), form, most
 
 
 def _read_logprobs(found: Found, target: Target) -> int | None:
@@ -129,6 +139,9 @@ def _read_message(message: Any, place: int) -> dict[str, Any]:
     made = {name: value for name, value in message.items() if value is not None}
     made["role"] = "system" if message["role"] == "developer" else message["role"]
     made["content"] = join_parts(message.get("content"), where)
+    for name in ("images", "audio"):
+        if made.get(name):
+            raise refuse_field(where, f"{where}: models here read text alone, not {name}")
     calls = made.get("tool_calls")
     if calls is not None:
         made["tool_calls"] = [_read_call(call, where) for call in _check_list(calls, where)]
@@ -174,7 +187,7 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _settle_tools(found: Found, target: Target) -> tuple[Any, int | None]:
+def _settle_tools(found: Found, target: Target) -> tuple[CallFormat | None, int | None]:
     """The format of tool calls and the most of them; `tools` stay among the values if the template is shown them."""
     tools, choice = found.values.get("tools"), found.take("tool_choice")
     parallel = found.take("parallel_tool_calls", True)
@@ -238,16 +251,40 @@ def render_chat(
 ) -> list[int]:
     """The token ids of a conversation."""
     tokenizer = target.tokenizer
-    text: str = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        add_generation_prompt=begins,
-        continue_final_message=goes_on,
-        tools=tools,
-        documents=documents,
-        **dict(variables or {}),
-    )
+
+    def write(messages: list[dict[str, Any]]) -> str:
+        written: str = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=begins,
+            continue_final_message=goes_on,
+            tools=tools,
+            documents=documents,
+            **dict(variables or {}),
+        )
+        return written
+
+    text = write(messages)
+    _refuse_unread_calls(messages, text, write)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not ids:
         raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
     return ids
+
+
+def _refuse_unread_calls(
+    messages: list[dict[str, Any]], text: str, write: Callable[[list[dict[str, Any]]], str]
+) -> None:
+    """Raise if the template writes the same without the messages' tool calls: nobody should believe they were read."""
+    place = next((place for place, message in enumerate(messages) if message.get("tool_calls")), None)
+    if place is None:
+        return
+    bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
+    try:
+        is_unread = write(bare) == text
+    except UnspoolError:  # a template that wants a call before its result has read them
+        return
+    if is_unread:
+        raise InputError(
+            f"messages[{place}] has tool_calls, which this model's chat template does not write; send them as text"
+        )

@@ -73,7 +73,12 @@ def _list_echoes(reply: Reply) -> list[str]:
 
 
 def _echo(reply: Reply, prompt: list[int]) -> str:
-    return reply.texts.decode(prompt)
+    return reply.texts.decode(prompt, skip_special_tokens=_skips(reply))
+
+
+def _skips(reply: Reply) -> bool:
+    """Whether special tokens are left out of texts."""
+    return bool(reply.order.settings["skip_special_tokens"])
 
 
 def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
         ids = [one.token_id for one in choice.logprobs]
         if order.echo and choice.prompt_logprobs is not None:
             listed, ids = [*choice.prompt_logprobs, *listed], [*choice.prompt_ids, *ids]
-        logprobs = texts.write_completion(listed, ids, order.logprobs, 0)
+        logprobs = texts.write_completion(listed, ids, order.logprobs, 0, skip_special_tokens=_skips(reply))
     made = {
         "index": choice.index,
         "text": echoed + text,
@@ -103,9 +108,14 @@ def _write_delta(reply: Reply, delta: Delta, offsets: dict[int, int]) -> dict[st
     order, logprobs = reply.order, None
     text, ids = ("", []) if order.writes_nothing else (delta.text, delta.token_ids)
     if order.logprobs is not None and delta.logprobs and not order.writes_nothing:
-        scored = [one.token_id for one in delta.logprobs]
-        logprobs = reply.texts.write_completion(delta.logprobs, scored, order.logprobs, offsets.get(delta.index, 0))
-        offsets[delta.index] = offsets.get(delta.index, 0) + sum(map(len, logprobs["tokens"]))
+        scored, skips = [one.token_id for one in delta.logprobs], _skips(reply)
+        begin = offsets.get(delta.index, 0)
+        logprobs = reply.texts.write_completion(
+            delta.logprobs, scored, order.logprobs, begin, skip_special_tokens=skips
+        )
+        offsets[delta.index] = begin + sum(
+            reply.texts.count_characters(token, skip_special_tokens=skips) for token in scored
+        )
     reason = "length" if order.writes_nothing and delta.finish_reason else delta.finish_reason
     made = {"index": delta.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
     if order.returns_ids:

@@ -42,6 +42,6 @@ class Dialect(Protocol):
         """The body of an error."""
         ...
 
-    def write_late_error(self, error: RequestError) -> bytes:
-        """An error after a stream's beginning, as an event."""
+    def write_late_error(self, error: RequestError, num_sent: int, /) -> bytes:
+        """An error after a stream's beginning, as an event behind so many others."""
         ...

@@ -100,13 +100,15 @@ def _explain(error: Exception, record: RequestRecord) -> RequestError:
 
 async def _guard(dialect: Dialect, reply: Reply, work: Work, record: RequestRecord) -> AsyncIterator[bytes]:
     """A stream's events; an error becomes the last one."""
+    num_sent = 0
     try:
         async for event in dialect.events(reply, work):
             yield event
+            num_sent += 1
     except Exception as error:
         refused = _explain(error, record)
         record.error = record.error or refused.code
-        yield dialect.write_late_error(refused)
+        yield dialect.write_late_error(refused, num_sent)
 
 
 def _note(state: ServerState, record: RequestRecord, work: Work) -> None:

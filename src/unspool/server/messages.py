@@ -7,12 +7,12 @@ from typing import Any
 
 from unspool.errors import excerpt
 from unspool.server.calls import Call
-from unspool.server.chat import join_parts, read_chat
+from unspool.server.chat import count_prompt, join_parts, read_chat
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
 from unspool.server.names import MESSAGES
-from unspool.server.orders import Order, Target
+from unspool.server.orders import Order, Target, put_format
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.work import Choice, Delta, Work
 
@@ -31,7 +31,7 @@ class MessageDialect:
         found = read_fields(body, MESSAGES, ["messages"])
         if "max_new_tokens" not in found.settings:
             raise refuse_field("max_tokens", "the field 'max_tokens' is required", "missing_required_parameter")
-        return read_message(found, target)
+        return _read_order(found, target)
 
     def write(self, reply: Reply, choices: list[Choice], work: Work) -> dict[str, Any]:
         """The body of a whole answer."""
@@ -81,7 +81,7 @@ class MessageDialect:
         """The body of an error."""
         return {"type": "error", "error": {"type": _KINDS.get(error.status, error.kind), "message": str(error)}}
 
-    def write_late_error(self, error: RequestError) -> bytes:
+    def write_late_error(self, error: RequestError, _: int) -> bytes:
         """An error after a stream's beginning."""
         return frame(self.write_error(error), "error")
 
@@ -104,11 +104,13 @@ def _write_call(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def count_tokens(body: Any, target: Target) -> int:
     """Tokens of the prompt that a body asks for."""
-    return read_message(read_fields(body, MESSAGES, ["messages"]), target).num_prompt_tokens
+    found = read_fields(body, MESSAGES, ["messages"])
+    _translate(found)
+    return count_prompt(found, target)
 
 
-def read_message(found: Found, target: Target) -> Order:
-    """The order of a message whose fields are known."""
+def _translate(found: Found) -> None:
+    """Fields of this form as those of a chat."""
     messages: list[dict[str, Any]] = []
     system = found.take("system")
     if system is not None:
@@ -118,8 +120,13 @@ def read_message(found: Found, target: Target) -> Order:
     found.put("messages", messages)
     found.put("tools", [_read_tool(tool) for tool in found.take("tools", [])])
     _read_choice(found)
+    _read_output(found)
     if messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls"):
         found.put("continue_final_message", True)  # the answer's beginning
+
+
+def _read_order(found: Found, target: Target) -> Order:
+    _translate(found)
     order = read_chat(found, target, "msg")
     order.id = order.id.replace("-", "_", 1)
     return order
@@ -132,6 +139,8 @@ def _read_message(message: Any, where: str) -> list[dict[str, Any]]:
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise refuse_field(where, f"{where}: a role is user, assistant or system, not {excerpt(role)}")
+    if content is None:
+        raise refuse_field(where, f"{where} has no content")
     if not isinstance(content, list):
         return [{"role": role, "content": join_parts(content, where)}]
     texts: list[Any] = []
@@ -158,6 +167,18 @@ def _read_tool(tool: Any) -> dict[str, Any]:
         raise refuse_field("tools", f"a tool is {{name, description, input_schema}}, not {excerpt(tool)}")
     function = {name: tool[name] for name in ("name", "description") if name in tool}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+
+
+def _read_output(found: Found) -> None:
+    config = found.take("output_config", {})
+    form = config.get("format")
+    if config.keys() - {"format", "effort"} or config.get("effort") is not None:
+        raise refuse_field("output_config", "`output_config` has a format alone")
+    if form is None:
+        return
+    if not isinstance(form, dict):
+        raise refuse_field("output_config", f"`output_config.format` is an object with a type, not {excerpt(form)}")
+    put_format(found, "output_config", form)
 
 
 def _read_choice(found: Found) -> None:

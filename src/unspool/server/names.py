@@ -118,6 +118,7 @@ _EVERYWHERE: Final = (
     _idle("safety_identifier", "text", "keys separate clients"),
     _idle("metadata", "object", "nothing is stored"),
     _idle("prompt_cache_key", "text", "prompts that begin alike are found by their tokens"),
+    _idle("prompt_cache_options", "object", "blocks are kept while there is room"),
     _idle("prompt_cache_retention", "text", "blocks are kept while there is room"),
     _idle("spaces_between_special_tokens", "flag", "no tokenizer here adds any"),
     _idle("id_slot", "integer", "rows have no fixed places", at_least=-1, at_most=LARGEST_COUNT),
@@ -254,7 +255,9 @@ _RESPOND: Final = (
     ),
     *_ONE_ANSWER,
     _refused("logprobs", "use include and top_logprobs", False),
-    _refused("stream_options", "an event has no padding, and the last one has the usage"),
+    _refused(
+        "stream_options", "an event has no padding, and the last one has the usage", {"include_obfuscation": False}
+    ),
     _refused("previous_response_id", "nothing is stored; send the whole conversation as input"),
     _refused("conversation", "nothing is stored; send the whole conversation as input"),
     _refused("prompt", "nothing is stored; send the text as input"),
@@ -262,6 +265,8 @@ _RESPOND: Final = (
     _refused("reasoning", _NO_REASONING, {"effort": None, "summary": None}, {"effort": None}, {"effort": "none"}),
     _refused("truncation", "shorten the input yourself, so that you know what is read", "disabled"),
     _refused("max_tool_calls", "tools run at the client"),
+    _refused("context_management", "shorten the input yourself, so that you know what is read"),
+    _refused("moderation", _LATER),
 )
 _MESSAGE: Final = (
     Field(
@@ -275,7 +280,11 @@ _MESSAGE: Final = (
     _refused("container", _LATER),
     _refused("context_management", _LATER),
     _refused("mcp_servers", "tools run at the client"),
-    _refused("output_config", _LATER),
+    Field(_own("output_config", "object", "format: what the text must be."), schema={"type": "object"}),
+    _idle("cache_control", "object", "prompts that begin alike are found by their tokens"),
+    _idle("user_profile_id", "text", "keys separate clients"),
+    _idle("workspace_id", "text", "keys separate clients"),
+    _refused("diagnostics", _LATER),
     _refused("inference_geo", _LATER),
     _refused("speed", _LATER, "standard"),
     _refused("fallbacks", _LATER),

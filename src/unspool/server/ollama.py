@@ -19,7 +19,7 @@ from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.models import Served
 from unspool.server.names import OLLAMA_CHAT, OLLAMA_GENERATE
-from unspool.server.orders import Order, Target, make_order
+from unspool.server.orders import Order, Target, make_order, put_format
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.state import ServerState
 from unspool.server.work import Choice, Delta, Work
@@ -38,6 +38,9 @@ class OllamaDialect:
         options = body.get("options") or {}
         if not isinstance(options, dict):
             raise refuse_field("options", "`options` is an object")
+        for name in ("model", "stream"):
+            if options.get(name) is not None:
+                raise refuse_field(name, f"`{name}` stands beside the options, not among them")
         flat = {name: value for name, value in body.items() if name != "options"}
         if twice := set(flat) & set(options):
             raise refuse_field(min(twice), f"`{min(twice)}` stands in the request and in its options; give it once")
@@ -46,7 +49,7 @@ class OllamaDialect:
         form = found.take("format")
         if form is not None:
             kind = {"type": "json_object"} if form == "json" else {"type": "json_object", "schema": form}
-            found.put("response_format", kind)
+            put_format(found, "format", kind)
         order = self._read_chat(found, target) if self._is_chat else self._read_prompt(found, target)
         order.stream = body.get("stream") is not False  # on unless it is switched off
         return order
@@ -107,7 +110,7 @@ class OllamaDialect:
         """The body of an error."""
         return {"error": str(error)}
 
-    def write_late_error(self, error: RequestError) -> bytes:
+    def write_late_error(self, error: RequestError, _: int) -> bytes:
         """An error after a stream's beginning."""
         return _line(self.write_error(error))
 
@@ -118,9 +121,8 @@ def _name_calls(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(calls, list):
         return {name: value for name, value in message.items() if name not in ("thinking", "tool_calls") or value}
     named = [
-        {"id": f"call_{place}", "type": "function", **call}
+        {"id": f"call_{place}", "type": "function", **call} if isinstance(call, dict) else call
         for place, call in enumerate(calls)
-        if isinstance(call, dict)
     ]
     return {**message, "tool_calls": named}
 

@@ -19,7 +19,7 @@ class OpenAIErrors:
         """The body of an error."""
         return error.as_openai()
 
-    def write_late_error(self, error: RequestError) -> bytes:
+    def write_late_error(self, error: RequestError, _: int) -> bytes:
         """An error after a stream's beginning."""
         return frame(error.as_openai())
 

@@ -52,6 +52,12 @@ class ServerOptions:
     ping_seconds: float = 15.0  # of silence after which a stream gets a comment
     log: str = "requests"  # or "none"
 
+    def __post_init__(self) -> None:
+        for name in ("drain_seconds", "ping_seconds"):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value <= 1 << 40:
+                raise SettingError(f"{name!r} must be a number of seconds, not {value!r:.40}")
+
     @classmethod
     def read(cls, **given: Any) -> Self:
         """Options from keyword arguments; names of limits are taken too."""

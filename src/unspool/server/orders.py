@@ -91,7 +91,9 @@ def make_order(found: Found, prompts: list[list[int]], target: Target, kind: str
     values, settings = found.values, found.settings
     values.pop("model", None)
     num_choices = settings.pop("num_return_sequences", 1)
-    num_drawn = max(num_choices, values.pop("best_of", num_choices))
+    num_drawn = values.pop("best_of", num_choices)
+    if num_drawn < num_choices:
+        raise refuse_field("best_of", f"`best_of`={num_drawn} texts are written, and `n`={num_choices} of them wanted")
     if num_drawn * len(prompts) > limits.choices:
         raise refuse_field(
             "n", f"{num_drawn * len(prompts)} texts in one request; at most {limits.choices} are written"
@@ -141,7 +143,7 @@ def _settle(order: Order, values: dict[str, Any], target: Target) -> None:
     settings = order.settings
     _settle_stops(settings, values, target)
     _settle_words(settings, values, target)
-    _settle_structure(settings, values)
+    _settle_structure(order, values)
     _settle_search(order, values)
     for setting, sent in MADE_OF.items():
         if setting in settings and sent in order.names:
@@ -156,6 +158,11 @@ def _settle(order: Order, values: dict[str, Any], target: Target) -> None:
     negative = values.pop("negative_prompt", None)
     if values:  # a field of the table that no route reads would be accepted and ignored
         raise RuntimeError(f"fields that nothing reads: {', '.join(values)}")
+    if negative is not None and "guidance_scale" not in settings:
+        raise refuse_field(
+            "negative_prompt",
+            "`negative_prompt` is what `guidance_scale` leads away from; send one (1.5, for instance)",
+        )
     if order.stream and "prompt_logprobs" in settings:
         raise refuse_field("prompt_logprobs", "`prompt_logprobs` come with a whole answer; leave out stream")
     refuse_unused(order)
@@ -206,7 +213,11 @@ def _settle_stops(settings: dict[str, Any], values: dict[str, Any], target: Targ
         )
     own = target.lm.generation_config.eos_token_id
     ends = [] if ignores or own is None else [own] if isinstance(own, int) else list(own)
-    ends += [] if extra is None else [extra] if isinstance(extra, int) else extra
+    added = [] if extra is None else [extra] if isinstance(extra, int) else extra
+    size = target.lm.model.info.vocab_size
+    if any(token >= size for token in added):
+        raise refuse_field("stop_token_ids", f"`stop_token_ids` are ids from 0 to {size - 1}, not {max(added)}")
+    ends += added
     settings["eos_token_id"] = list(dict.fromkeys(ends)) or None
 
 
@@ -287,16 +298,24 @@ def _read_breakers(given: Sequence[Any], target: Target) -> list[int]:
     return made
 
 
-def _settle_structure(settings: dict[str, Any], values: dict[str, Any]) -> None:
+def put_format(found: Found, field: str, form: Any) -> None:
+    """Enter a dialect's own `field` that says what the text must be, as the response_format that it stands for."""
+    if "response_format" in found.values:
+        raise refuse_field(field, f"`{field}` and `response_format` both describe what the text must be; give one")
+    found.put("response_format", form)
+    found.names["response_format"] = field
+
+
+def _settle_structure(order: Order, values: dict[str, Any]) -> None:
     """`response_format` and `structured_outputs` as the one setting that they are."""
-    asked = [
-        *_read_format(values.pop("response_format", None)),
-        *_read_structured(values.pop("structured_outputs", None)),
-    ]
-    for name, value in asked:
+    settings, field = order.settings, order.names.get("response_format", "response_format")
+    asked = [(field, *one) for one in _read_format(field, values.pop("response_format", None))]
+    asked += [("structured_outputs", *one) for one in _read_structured(values.pop("structured_outputs", None))]
+    for sent, name, value in asked:
         if has_structure(settings):
-            raise refuse_field("response_format", "two fields describe what the text must be; give one of them")
+            raise refuse_field(sent, "two fields describe what the text must be; give one of them")
         settings[name] = value
+        order.names[name] = sent
 
 
 def has_structure(settings: Mapping[str, Any]) -> bool:
@@ -304,7 +323,7 @@ def has_structure(settings: Mapping[str, Any]) -> bool:
     return any(settings.get(name) not in (None, False) for name in STRUCTURES)
 
 
-def _read_format(form: Any) -> list[tuple[str, Any]]:
+def _read_format(field: str, form: Any) -> list[tuple[str, Any]]:
     if form is None:
         return []
     kind = form.get("type")
@@ -312,24 +331,24 @@ def _read_format(form: Any) -> list[tuple[str, Any]]:
         return []
     if kind == "json_object":  # llama-server takes a schema here
         schema = form.get("schema")
-        return [("json_schema", _check_schema(schema)) if schema is not None else ("json_object", True)]
+        return [("json_schema", _check_schema(field, schema)) if schema is not None else ("json_object", True)]
     if kind == "json_schema":
         held = form.get("json_schema", form)
         schema = held.get("schema") if isinstance(held, dict) else None
         if schema is None:
-            raise refuse_field("response_format", "`response_format` needs json_schema: {name, schema}")
-        return [("json_schema", _check_schema(schema))]
+            needed = "json_schema: {name, schema}" if field == "response_format" else "a schema"
+            raise refuse_field(field, f"`{field}` needs {needed}")
+        return [("json_schema", _check_schema(field, schema))]
     if kind == "structural_tag":
         return [("structural_tag", {name: form.get(name) for name in ("triggers", "structures")})]
     raise refuse_field(
-        "response_format",
-        f"`response_format` has the types text, json_object, json_schema and structural_tag, not {excerpt(kind)}",
+        field, f"`{field}` has the types text, json_object, json_schema and structural_tag, not {excerpt(kind)}"
     )
 
 
-def _check_schema(schema: Any) -> Any:
+def _check_schema(field: str, schema: Any) -> Any:
     if not isinstance(schema, dict | bool):
-        raise refuse_field("response_format", f"a schema is an object, not {excerpt(schema)}")
+        raise refuse_field(field, f"a schema is an object, not {excerpt(schema)}")
     return schema
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
 from unspool.errors import excerpt
-from unspool.server.calls import Call
+from unspool.server.calls import Call, make_id
 from unspool.server.chat import join_parts, read_chat
 from unspool.server.dialect import Reply
-from unspool.server.fields import read_fields
+from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
 from unspool.server.names import RESPONSES
-from unspool.server.orders import Order, Target
+from unspool.server.orders import Order, Target, put_format
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.work import Choice, Work
 
@@ -33,7 +32,7 @@ class ResponseDialect:
         found.put("messages", messages + _read_input(found.take("input")))
         found.put("tools", _read_tools(found.take("tools")))
         found.put("tool_choice", _read_choice(found.take("tool_choice")))
-        _read_text(found.values, found.take("text", {}))
+        _read_text(found, found.take("text", {}))
         wanted = found.take("include", [])
         if any(one != "message.output_text.logprobs" for one in wanted):
             raise refuse_field("include", "`include` has message.output_text.logprobs alone")
@@ -59,9 +58,10 @@ class ResponseDialect:
             yield writer.event(kind, response=_write_response(reply, work, "in_progress", []))
         async for deltas in work.deltas():
             for delta in deltas:
-                if delta.text or delta.logprobs:
-                    logprobs = [] if reply.order.logprobs is None else _write_logprobs(reply, delta.logprobs)
-                    for event in writer.add_text(delta.text, logprobs):
+                if reply.order.logprobs is not None:
+                    writer.hold_logprobs(_write_logprobs(reply, delta.logprobs))
+                if delta.text:
+                    for event in writer.add_text(delta.text):
                         yield event
                 for call in delta.calls:
                     for event in writer.add_call(call):
@@ -74,10 +74,10 @@ class ResponseDialect:
         """The body of an error."""
         return error.as_openai()
 
-    def write_late_error(self, error: RequestError) -> bytes:
+    def write_late_error(self, error: RequestError, num_sent: int) -> bytes:
         """An error after a stream's beginning."""
-        body = {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
-        return frame(body, "error")
+        body = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
+        return frame({**body, "sequence_number": num_sent}, "error")
 
 
 class _Writer:
@@ -89,6 +89,7 @@ class _Writer:
         self._output: list[dict[str, Any]] = []
         self._text: list[str] | None = None  # of the open message
         self._logprobs: list[dict[str, Any]] = []
+        self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text has not come yet
         self._id = ""
 
     def event(self, kind: str, **values: Any) -> bytes:
@@ -100,11 +101,16 @@ class _Writer:
     def _place(self) -> dict[str, Any]:
         return {"output_index": len(self._output)}
 
-    def add_text(self, text: str, logprobs: list[dict[str, Any]]) -> list[bytes]:
+    def hold_logprobs(self, logprobs: list[dict[str, Any]]) -> None:
+        """Log-probabilities that go with the next text; those of a call have no place."""
+        self._held += logprobs
+
+    def add_text(self, text: str) -> list[bytes]:
         """Text that is said."""
         made = []
+        logprobs, self._held = self._held, []
         if self._text is None:
-            self._text, self._id = [], f"msg_{uuid.uuid4().hex}"
+            self._text, self._id = [], make_id("msg", self._reply.order.id, len(self._output))
             self._logprobs = []
             item = {"id": self._id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
             made.append(self.event("response.output_item.added", **self._place, item=item))
@@ -135,6 +141,7 @@ class _Writer:
     def add_call(self, call: Call) -> list[bytes]:
         """A call that is made."""
         made = self._close_text("completed")
+        self._held = []
         item = _write_call(call)
         about = {**self._place, "item_id": item["id"]}
         opened = {**item, "arguments": "", "status": "in_progress"}
@@ -150,8 +157,8 @@ class _Writer:
     def end(self, status: str) -> list[bytes]:
         """The last events."""
         made = []
-        if self._text is None and not self._output:
-            made += self.add_text("", [])
+        if (self._text is None and not self._output) or (self._text is not None and self._held):
+            made += self.add_text("")
         made += self._close_text(status)
         whole = _write_response(self._reply, self._work, status, self._output)
         return [*made, self.event(f"response.{status}", response=whole)]
@@ -164,7 +171,7 @@ def _write_response(reply: Reply, work: Work, status: str, output: list[dict[str
         prompt = order.num_prompt_tokens
         usage = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": work.num_cached},
+            "input_tokens_details": {"cached_tokens": work.num_cached, "cache_write_tokens": 0},
             "output_tokens": work.num_new,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + work.num_new,
@@ -195,7 +202,7 @@ def _write_response(reply: Reply, work: Work, status: str, output: list[dict[str
 def _write_message(reply: Reply, choice: Choice, status: str) -> dict[str, Any]:
     logprobs = [] if choice.logprobs is None else _write_logprobs(reply, choice.logprobs)
     part = _write_part(choice.text, logprobs)
-    name = f"msg_{uuid.uuid4().hex}"
+    name = make_id("msg", reply.order.id, 0)
     return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
@@ -210,7 +217,7 @@ def _write_logprobs(reply: Reply, logprobs: Any) -> list[dict[str, Any]]:
 
 def _write_call(call: Call) -> dict[str, Any]:
     return {
-        "id": f"fc_{uuid.uuid4().hex}",
+        "id": make_id("fc", call.id),
         "type": "function_call",
         "call_id": call.id,
         "name": call.name,
@@ -231,7 +238,9 @@ def _read_item(item: Any, where: str) -> dict[str, Any]:
         raise refuse_field(where, f"{where} must be an item, not {excerpt(item)}")
     kind = item.get("type", "message")
     if kind == "message":
-        return {"role": item.get("role"), "content": join_parts(item.get("content"), where)}
+        if not isinstance(item.get("role"), str) or item.get("content") is None:
+            raise refuse_field(where, f"{where} must have a role, such as user, and a content")
+        return {"role": item["role"], "content": join_parts(item["content"], where)}
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -261,13 +270,13 @@ def _read_choice(given: Any) -> Any:
     return given
 
 
-def _read_text(values: dict[str, Any], text: dict[str, Any]) -> None:
+def _read_text(found: Found, text: dict[str, Any]) -> None:
     unknown = set(text) - {"format", "verbosity"}
     if unknown or text.get("verbosity") not in (None, "medium"):
         raise refuse_field("text", "`text` has a format alone")
     form = text.get("format")
     if form is None:
         return
-    if "response_format" in values or not isinstance(form, dict):
-        raise refuse_field("text", "`text.format` is an object with a type, and stands for response_format")
-    values["response_format"] = form
+    if not isinstance(form, dict):
+        raise refuse_field("text", f"`text.format` is an object with a type, not {excerpt(form)}")
+    put_format(found, "text", form)

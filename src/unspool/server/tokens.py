@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from unspool.outputs import TokenLogprob
@@ -18,9 +19,19 @@ class ClientTokens(token_texts.TokenTexts):
         super().__init__(tokenizer)
         self._tokenizer: Tokenizer | None = tokenizer
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
-        return "" if self._tokenizer is None else self._tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        return "" if self._tokenizer is None else self._tokenizer.decode(list(ids), skip_special_tokens)
+
+    @cached_property
+    def _specials(self) -> frozenset[int]:
+        return frozenset(() if self._tokenizer is None else self._tokenizer.all_special_ids)
+
+    def count_characters(self, token: int, *, skip_special_tokens: bool = True) -> int:
+        """Characters of a text that begin with a token: its later bytes may be another token's."""
+        if skip_special_tokens and token in self._specials:
+            return 0
+        return sum(byte & 0xC0 != 0x80 for byte in self.find(token)[1])
 
     # --- log-probabilities ---------------------------------------------------------------------------------------
     def write_chat(self, logprobs: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
@@ -36,7 +47,13 @@ class ClientTokens(token_texts.TokenTexts):
         return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(spelled)}
 
     def write_completion(
-        self, given: Sequence[TokenLogprob | None], ids: Sequence[int], num_top: int, offset: int
+        self,
+        given: Sequence[TokenLogprob | None],
+        ids: Sequence[int],
+        num_top: int,
+        offset: int,
+        *,
+        skip_special_tokens: bool = True,
     ) -> dict[str, Any]:
         """The form of completions; the first token of a prompt has no probability. `offset`: where the text begins."""
         tokens, logprobs, tops, offsets = [], [], [], []
@@ -46,7 +63,7 @@ class ClientTokens(token_texts.TokenTexts):
             logprobs.append(None if one is None else max(one.logprob, LOWEST))
             tops.append(None if one is None else self._write_top(one, num_top))
             offsets.append(offset)
-            offset += len(text)
+            offset += self.count_characters(token, skip_special_tokens=skip_special_tokens)
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _write_top(self, one: TokenLogprob, num_top: int) -> dict[str, float]:

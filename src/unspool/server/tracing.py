@@ -81,7 +81,7 @@ class TraceDialect:
         """The body of an error."""
         return error.as_openai()
 
-    def write_late_error(self, error: RequestError) -> bytes:
+    def write_late_error(self, error: RequestError, _: int) -> bytes:
         """An error after a stream's beginning."""
         return frame({"type": "error", "message": str(error), "code": error.code})
 

@@ -176,7 +176,7 @@ class Work:
         order = self.order
         text, calls = result.texts[row], list[Call]()
         if order.call_format is not None:
-            reader = self._make_reader()
+            reader = self._make_reader(index)
             said, calls = reader.put(text)
             text = said + reader.end()
         logprobs = None if result.logprobs is None or order.logprobs is None else result.logprobs[row]
@@ -197,10 +197,10 @@ class Work:
         found = {text.find(stop): stop for stop in ([stops] if isinstance(stops, str) else stops) if stop in text}
         return found[min(found)] if found else None
 
-    def _make_reader(self) -> CallReader:
+    def _make_reader(self, row: int) -> CallReader:
         assert self.order.call_format is not None
         specials = [] if self._tokenizer is None else self._tokenizer.all_special_tokens
-        return CallReader(self.order.call_format, specials, self.order.most_calls)
+        return CallReader(self.order.call_format, specials, self.order.most_calls, f"{self.order.id}/{row}")
 
     # --- answers as they are written -----------------------------------------------------------------------------
     async def deltas(self) -> AsyncIterator[list[Delta]]:
@@ -255,7 +255,7 @@ class Work:
         row = place * order.num_drawn + piece.row
         text, calls, reason = str(piece), list[Call](), piece.finish_reason
         if order.call_format is not None:
-            reader = self._readers.setdefault(row, self._make_reader())
+            reader = self._readers.setdefault(row, self._make_reader(row))
             if reader.is_full:
                 text = ""
             else:
@@ -266,7 +266,8 @@ class Work:
                 self._called.add(row)
             if reader.is_full and calls and len(self.requests) == 1 and order.num_drawn == 1 and reason is None:
                 self.close()
-            if not text and not calls and reason is None:
+            told = (order.logprobs is not None and piece.logprobs) or (order.returns_ids and piece.token_ids)
+            if not text and not calls and not told and reason is None:
                 return []
         if reason == "cancelled" and row in self._called:
             reason = "stop_string"
