@@ -96,9 +96,9 @@ def _has_moved(known: _Held, past: Any) -> bool:
 
 
 def _count_keys(past: Any) -> int:
-    """The columns that the layers with keys hold; 0 if there are none."""
-    layers = [layer for layer in getattr(past, "layers", ()) if hasattr(layer, "get_seq_length")]
-    return max((int(layer.get_seq_length()) for layer in layers), default=0)
+    """The columns that a layer with keys holds, the first that holds any; 0 if there is none."""
+    layers = (layer for layer in getattr(past, "layers", ()) if hasattr(layer, "get_seq_length"))
+    return next((count for layer in layers if (count := int(layer.get_seq_length()))), 0)
 
 
 def _find_sample(past: Any) -> torch.Tensor | None:
