@@ -59,6 +59,7 @@ def test_equals_copies_of_the_prompt(lengths: list[int], branches: int, seed: in
     plain = prompt.take_rows([row for row in range(len(lengths)) for _ in range(branches)])
     branching = BranchingCache(prompt, branches)
     rows = len(lengths) * branches
+    assert_same(branching, plain)
     for _ in range(num_steps):
         step([branching, plain], rows)
         parents = [
@@ -133,6 +134,21 @@ def test_beams_over_branches_are_beams_over_copies(name: str, more: dict[str, ob
     torch.testing.assert_close(shared.sequences_scores, copied.sequences_scores, atol=1e-4, rtol=1e-4)
     for mine, theirs in zip(shared.scores, copied.scores, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-3)
+
+
+def test_beams_that_end_at_once_hold_their_prompts() -> None:
+    """Nothing was written by any of them, and the caller gets what copies hold."""
+    model, ids = load_model("llama").model, torch.tensor([[5, 6, 7], [8, 9, 10]])
+    ends = list(range(2, model.info.vocab_size))
+    common = {"num_beams": 3, "eos_token_id": ends, "suppress_tokens": [0, 1], "return_dict_in_generate": True}
+    found = unspool.generate(model, ids, max_new_tokens=4, **common)
+    copied = unspool.generate(model, ids, max_new_tokens=4, cache_implementation="static", **common)
+    assert found.sequences.shape == (2, 4) and torch.equal(found.sequences, copied.sequences)
+    cache, expected = found.past_key_values, copied.past_key_values
+    assert cache.lengths == expected.lengths == [3] * 6 and len(cache) == len(expected)
+    for layer in range(len(expected)):
+        for mine, theirs in zip(cache[layer], expected[layer], strict=True):
+            assert torch.equal(mine[:, :, :3], theirs[:, :, :3])
 
 
 def test_the_prompt_is_held_once() -> None:

@@ -43,6 +43,7 @@ def test_tables(asked: str | list[int], num_layers: int, is_tied: bool, layers: 
     [
         ("low", True, "`dola_layers`='low' names no layer of this model: it has 3 layers.*'high' work, or a list of"),
         ([1, 3], False, "names layer 3, which is the model's last.*'low' and 'high' work.*from 0 .* to 2"),
+        ([3], False, r"from 0 \(the first of the model's hidden states\) to 2"),  # a Mamba's is no embedding
         ([4], False, "names layer 4, and the model has 3 layers"),
         ([-1], True, "names layer -1, and the model has 3 layers"),
     ],

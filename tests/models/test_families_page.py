@@ -25,6 +25,12 @@ def test_every_native_decoder_is_listed() -> None:
     assert read_names(NATIVE) == known | {"mamba", "falcon_mamba", "mamba2"}
 
 
+def test_the_readme_counts_them() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    count = sum(isinstance(family, DecoderFamily) for family in FAMILIES.values())
+    assert f"[{count} decoder families](docs/families.md)" in readme
+
+
 def test_none_stands_on_both_lists() -> None:
     """But for Gemma 3, whose text alone is native."""
     listed = {

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import unspool
+from tests.speech.sounds import resample
 from unspool.models.encoder_decoder.model import EncoderDecoder
-from unspool.speech.resample import resample
 from unspool.speech.sound import open_sound
 
 SPOKEN = (

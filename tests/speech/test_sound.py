@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.speech.sounds import resample
 from unspool.errors import InputError, MissingExtraError, SettingError
 from unspool.speech import resample as resampling
-from unspool.speech.resample import Resampler, resample
+from unspool.speech.resample import Resampler
 from unspool.speech.sound import RATE, Sound, open_sound, open_stream
 
 

@@ -11,10 +11,11 @@ MOST_LOOKED_AT = 20
 
 
 def find_candidate_layers(asked: str | Sequence[int], num_layers: int, *, is_tied: bool) -> tuple[int, ...]:
-    """The layers that `dola_layers` names for a model, rising; 0 is the embeddings, `num_layers` the last layer.
+    """The layers that `dola_layers` names for a model, rising.
 
-    With tied embeddings the head reads the embeddings back as the token itself, so layers below the second are left
-    out if the model is deep enough.
+    They are counted as hidden states are: 0 is the first one, which is the embeddings or a Mamba's first block, and
+    `num_layers` the last. With tied embeddings the head reads the embeddings back as the token itself, so layers
+    below the second are left out if the model is deep enough.
     """
     if not isinstance(asked, str):
         return _check_named(asked, num_layers, is_tied)
@@ -56,4 +57,5 @@ def _check_named(layers: Sequence[int], num_layers: int, is_tied: bool) -> tuple
 
 def _say_what_works(num_layers: int, is_tied: bool) -> str:
     words = [repr(word) for word in ("low", "high") if _look_up(word, num_layers, is_tied)]
-    return f"{' and '.join(words)} work, or a list of layers from 0 (the embeddings) to {num_layers - 1}"
+    listed = f"a list of layers from 0 (the first of the model's hidden states) to {num_layers - 1}"
+    return f"{' and '.join(words)} work, or {listed}"

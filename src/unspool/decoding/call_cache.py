@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import torch
+
 from unspool.cache import LEGACY, ROLL_BACK, Cache, DynamicCache, StaticCache, find_kind
 from unspool.decoding.prompts import join_encoded
-from unspool.decoding.reader import encode_at_once
+from unspool.decoding.reader import Reader, encode_at_once
+from unspool.decoding.returns import append_rows
 from unspool.decoding.run_parts import RunParts
-from unspool.protocols import Encoded, SourceAnswer, SourceAsk
+from unspool.protocols import LAST, Encoded, SourceAnswer, SourceAsk
 
 CAPACITY_AHEAD: Final = 256  # new positions a dynamic cache makes room for at once
 CAPACITY_AHEAD_ON_GPU: Final = 2048  # there growing costs more, for a step ahead waits for it
@@ -79,6 +82,28 @@ class CallCache:
             assert self.held is not None
             self.held.put_aside(rows)
 
+    @torch.no_grad()
+    def read_padding(self, reader: Reader, emitted: Sequence[Sequence[int]]) -> None:
+        """Let rows that ended before the others read the padding behind their text, if the caller gets it and they
+        have not: those of drafts read nothing once they have ended."""
+        parts, fill = self._parts, self._parts.plan.fill_token_id
+        if not self._holds_padding or not parts.keeps_places or not reader.keeps_cache:
+            return
+        last = max(map(len, emitted)) - 1  # the last token is the next call's
+        read = [held - prompt for held, prompt in zip(reader.cache.lengths, self._list_prompts(), strict=True)]
+        unread = [[*text, *[fill] * last][first:last] for text, first in zip(emitted, read, strict=True)]
+        if any(unread):
+            nothing = torch.zeros(len(unread), 0, dtype=torch.int64, device=parts.model.device)
+            reader.read(append_rows(nothing, unread, fill), list(map(len, unread)), LAST)
+
+    @property
+    def _holds_padding(self) -> bool:
+        return self._parts.hooks.keeps_padding and type(self.held) in (DynamicCache, StaticCache)
+
+    def _list_prompts(self) -> list[int]:
+        """The length of each row's prompt."""
+        return [length for length in self._parts.prompts.lengths for _ in range(self._parts.plan.num_return_sequences)]
+
     def forget_padding(self, emitted: Sequence[Sequence[int]], num_unread: int) -> None:
         """Roll the rows that ended early back to their own tokens, so that they can be continued; of all but the last
         `num_unread`, which the next call expects unread."""
@@ -92,9 +117,8 @@ class CallCache:
         if parts.settings.return_legacy_cache:  # tuples must keep one length
             cache.truncate([max(0, held - num_unread) for held in cache.lengths])
             return
-        prompts = [length for length in parts.prompts.lengths for _ in range(parts.plan.num_return_sequences)]
-        written = [len(tokens) for tokens in emitted]
-        if parts.hooks.keeps_padding and type(cache) in (DynamicCache, StaticCache):
+        prompts, written = self._list_prompts(), [len(tokens) for tokens in emitted]
+        if self._holds_padding:
             written = [max(written)] * len(written)
         real = [length + count - num_unread for length, count in zip(prompts, written, strict=True)]
         cache.truncate([min(held, length) for held, length in zip(cache.lengths, real, strict=True)])

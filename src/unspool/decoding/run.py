@@ -104,6 +104,9 @@ class Run:
             self._count_passes()
             if self.parts.readout.num_sets > 1 and self.parts.wants_every_row:
                 self._reader.close_sets()
+            if all(self.reasons):
+                self.cache.read_padding(self._reader, self.emitted)
+                self.stats.forward_passes = self._reader.num_passes
         self.cache.forget_padding(self.emitted, num_unread)
 
     def _count_passes(self) -> None:

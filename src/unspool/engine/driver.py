@@ -22,8 +22,8 @@ from unspool.engine.plain import PlainRows
 from unspool.engine.prefixes import PrefixIndex
 from unspool.engine.request import Request
 from unspool.engine.scheduler import Limits, Scheduler, Status, Turn
-from unspool.engine.special import count_wanted
-from unspool.engine.specials import SpecialTasks
+from unspool.engine.special_run import count_wanted
+from unspool.engine.special_tasks import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError

@@ -117,8 +117,8 @@ class Passes:
 
     def _run_joint(self, joint: JointRows, jobs: Sequence[PassJob]) -> None:
         first = jobs[0].ask
-        caches = [job.ask.cache for job in jobs]
-        cache = joint.begin(caches, [job.num_rows for job in jobs])  # type: ignore[arg-type]  # _find_key checked it
+        caches = [job.ask.cache for job in jobs if isinstance(job.ask.cache, PagedCache)]  # all are: see _find_key
+        cache = joint.begin(caches, [job.num_rows for job in jobs])
         tokens = [job.ask.tokens for job in jobs if job.ask.tokens is not None]
         width = max(part.shape[1] for part in tokens)
         counts: list[int] = []

@@ -24,7 +24,7 @@ from unspool.engine.plain import Arrival
 from unspool.engine.prefixes import BlockNames
 from unspool.engine.request import Request, Token
 from unspool.engine.scheduler import Entry
-from unspool.engine.special import SpecialRun
+from unspool.engine.special_run import SpecialRun
 from unspool.errors import NoTokenLeftError
 from unspool.logits.blame import explain_no_token
 from unspool.outputs import TokenLogprob

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -15,6 +13,7 @@ from unspool.explain.layout import arrange
 from unspool.explain.svg import build_style, describe_fate, draw_svg
 from unspool.explain.tree import BeamTree, Node
 from unspool.explain.wording import show_text, show_token, write_number, write_probability
+from unspool.page_policy import build_policy
 
 
 def draw_page(tree: BeamTree, *, about: Mapping[str, Any] | None = None, most_dropped: int | None = None) -> str:
@@ -25,13 +24,9 @@ def draw_page(tree: BeamTree, *, about: Mapping[str, Any] | None = None, most_dr
     """
     script, style = _read("page.js"), _read("page.css")
     facts = {"beams": tree.num_beams, "steps": len(tree.steps), **(about or {})}
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)} {_hash(build_style())}; "
-        "base-uri 'none'; form-action 'none'"
-    )
     numbered = _number(tree, most_dropped)
     parts = {
-        "policy": policy,
+        "policy": build_policy(scripts=[script], styles=[style, build_style()]),
         "title": escape(f"Beams: {show_text(tree.prompt)[:80]}"),
         "style": style,
         "prompt": escape(show_text(tree.prompt)) or "Beam search",
@@ -48,10 +43,6 @@ def draw_page(tree: BeamTree, *, about: Mapping[str, Any] | None = None, most_dr
 
 def _read(name: str) -> str:
     return files("unspool.explain").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def _as_json(value: Any) -> str:

@@ -211,8 +211,17 @@ def find_flash() -> Callable[..., Any] | None:
 
 
 _FLASH_ARGUMENTS: Final = (
-    "query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask",
-)  # fmt: skip
+    "query",
+    "key",
+    "value",
+    "cum_seq_q",
+    "cum_seq_k",
+    "max_q",
+    "max_k",
+    "dropout_p",
+    "is_causal",
+    "return_debug_mask",
+)
 
 
 def _attend_by_flash(

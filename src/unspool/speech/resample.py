@@ -85,9 +85,3 @@ class Resampler:
         window = np.i0(BETA * np.sqrt(share)) / np.i0(BETA) * (share > 0)
         response: np.ndarray = self._cutoff * np.sinc(self._cutoff * distance) * window
         return response
-
-
-def resample(samples: np.ndarray, rate_in: int, rate_out: int) -> np.ndarray:
-    """A whole sound at another rate."""
-    resampler = Resampler(rate_in, rate_out)
-    return np.concatenate((resampler.push(samples.astype(np.float32)), resampler.finish()))

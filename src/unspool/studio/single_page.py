@@ -5,12 +5,11 @@ The browser asks for it, puts its runs where `PLACE` stands, and saves it.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from functools import cache
 from typing import Final
 
+from unspool.page_policy import build_policy
 from unspool.studio.files import read_assets
 
 PLACE: Final = "{{runs}}"
@@ -23,10 +22,7 @@ def build_single_page() -> str:
     """The HTML text, with `PLACE` once, in an element that is not run."""
     script = join_modules("main.js")
     style = "\n".join(read_assets()[name].content.decode() for name in list_styles())
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    policy = build_policy(scripts=[script], styles=[style], images="data:")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -66,7 +62,3 @@ def _add_module(name: str, parts: list[str], done: dict[str, str], above: tuple[
     if re.search(r"^(import|export)\b", body, re.MULTILINE) or "</script" in body.lower():
         raise ValueError(f"{name} has an import, an export or a text that can't be joined")
     parts.append(f"const {done[name]} = (() => {{\n{body}return {{ {', '.join(exported)} }};\n}})();")
-
-
-def _hash(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from unspool.page_policy import build_policy
 from unspool.watermark.scoring import Evidence, MarkScorer
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 860.0, 240.0, 44.0, 26.0
@@ -36,12 +35,10 @@ def draw_page(
     z_level: float = 3.0,
 ) -> str:
     """The page as HTML text; `pieces` are the tokens' texts, which come from anyone and are escaped."""
-    hashed = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{hashed}'; "
-        "base-uri 'none'; form-action 'none'\">"
+        f'<meta http-equiv="Content-Security-Policy" content="{build_policy(styles=[_STYLE])}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Watermark: {escape(verdict)}</title><style>{_STYLE}</style></head>\n"
         f"<body><h1>{escape(verdict)}</h1><dl>{listed}</dl>\n{draw_growth(find_growth(scorer, evidence), z_level)}\n"

@@ -38,14 +38,15 @@ def test_keys_are_those_of_the_objects_own_forward(name: str) -> None:
             assert torch.allclose(mine[0, :, -held:], its[0, :, -held:], atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize("drafts", [{}, {"prompt_lookup_num_tokens": 3}], ids=["", "drafts"])
 @pytest.mark.parametrize("name", ["llama", "bloom", "gemma2", "falcon", "opt", "exaone4", "doge"])
-def test_rows_that_ended_hold_their_padding(name: str) -> None:
+def test_rows_that_ended_hold_their_padding(name: str, drafts: dict[str, Any]) -> None:
     """A caller may go on with a mask of ones over it, as transformers' own cache lets them."""
     first = make(name, 0, "eager").generate(IDS, **{**ASKED, **ENDLESS, "max_new_tokens": 1}).sequences[1, -1]
     asked: dict[str, Any] = {**ASKED, "eos_token_id": int(first), "pad_token_id": 0}  # the second row ends at once
     outputs = [
         make(name, 0, "eager").generate(IDS, **asked),
-        unspool.generate(make_again(name, 0, "eager"), IDS, **asked),
+        unspool.generate(make_again(name, 0, "eager"), IDS, **asked, **drafts),
     ]
     assert outputs[0].sequences[1, -1] == 0
     texts = [torch.cat((output.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1) for output in outputs]

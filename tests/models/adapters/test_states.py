@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from copy import deepcopy
 from typing import Any
 
@@ -128,3 +129,43 @@ def test_states_of_unknown_length_are_refused() -> None:
     first = make("mamba").generate(PROMPT, **{**NEW, "max_new_tokens": 4}, return_dict_in_generate=True)
     with pytest.raises(unspool.UnsupportedError, match="do not say how many tokens they have read"):
         unspool.generate(make("mamba"), first.sequences, cache_params=first.past_key_values, **NEW)
+
+
+@torch.no_grad()
+def read_on(model: Any, past: Any, text: torch.Tensor, num_read: int) -> None:
+    """Let transformers' own forward read the rest of a text into a cache, token by token."""
+    arguments = set(inspect.signature(model.forward).parameters)
+    name = "cache_params" if "cache_params" in arguments else "past_key_values"
+    for place in range(num_read, text.shape[1]):
+        known = {"position_ids": torch.tensor([[place]]), "attention_mask": torch.ones_like(text[:, : place + 1])}
+        given = {key: value for key, value in known.items() if key in arguments}
+        model(text[:, place : place + 1], **{name: past}, use_cache=True, **given)
+
+
+@pytest.mark.parametrize("method", [{}, {"penalty_alpha": 0.6, "top_k": 4}])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_copy_of_a_returned_cache_is_continued(name: str, method: dict[str, Any]) -> None:
+    model, told = make(name), {"return_dict_in_generate": True}
+    first = unspool.generate(model, PROMPT, native=False, **{**NEW, "max_new_tokens": 4}, **method, **told)
+    text = torch.cat((first.sequences, torch.tensor([[11, 12]])), dim=1)
+    again = {**NEW, "native": False, "attention_mask": torch.ones_like(text)}
+    expected = unspool.generate(model, text, **again)
+    for past in (deepcopy(first.past_key_values), first.past_key_values):
+        assert torch.equal(unspool.generate(model, text, past_key_values=past, **again), expected)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_cache_that_transformers_has_moved_on(name: str) -> None:
+    """It is continued where a layer counts what was read, and refused where none does."""
+    model, short = make(name), {**NEW, "max_new_tokens": 4, "return_dict_in_generate": True}
+    first = unspool.generate(model, PROMPT, native=False, **short)
+    text = torch.cat((first.sequences, torch.tensor([[11, 12, 13]])), dim=1)
+    again = {**NEW, "native": False, "attention_mask": torch.ones_like(text)}
+    expected = unspool.generate(model, text, **again)
+    past = unspool.generate(model, PROMPT, native=False, **short).past_key_values  # modules keep this call's states
+    read_on(model, past, text[:, :-1], PROMPT.shape[1] + 3)
+    if name in ("mamba", "mamba2"):
+        with pytest.raises(unspool.UnsupportedError, match="since other code has read on with it"):
+            unspool.generate(model, text, past_key_values=past, **again)
+    else:
+        assert torch.equal(unspool.generate(model, text, past_key_values=past, **again), expected)

@@ -356,8 +356,8 @@ class PackedBlockStore(PooledStore):
         size, counts = self.pool.block_size, facts["num_packed"]
         plain = [tensors[f"recent.{layer}"] for layer in range(len(tensors) // (NUM_PARTS + 1))]
         parts = [tensors[f"packed.{number}"] for number in range(NUM_PARTS * len(plain))]
-        if not all(type(count) is int and 0 <= count <= length and count % size == 0
-                   for count, length in zip(counts, lengths, strict=True)):  # fmt: skip
+        pairs = zip(counts, lengths, strict=True)
+        if not all(type(count) is int and 0 <= count <= length and count % size == 0 for count, length in pairs):
             raise ValueError(f"{counts} positions of {list(lengths)} can't be packed")
         for layer, buffer in enumerate(plain):
             if buffer.dim() != 5 or buffer.shape[1:3] != (size, 2):

@@ -242,14 +242,15 @@ class BranchingCache(Cache):
         self._gather_own()
         rows = len(self.lengths)
         whole = self._prompt.new_like(max(self.lengths))
-        for layer in range(len(self._own)):
+        for layer in range(len(self._prompt)):
             shared = join(*self._prompt._show(layer))  # (prompts, positions, 2, …)
-            own = join(*self._own._show(layer))
-            whole._store.add_layer(layer, rows, KeyFormat.of(own))
+            own = join(*self._own._show(layer)) if len(self._own) else None  # None if no branch has grown
+            whole._store.add_layer(layer, rows, KeyFormat.of(shared))
             buffer = whole._buffers[layer]
             for row, (first, length) in enumerate(zip(self._prompt_lengths, self.lengths, strict=True)):
                 buffer[row, :first] = shared[row // self.num_branches, :first]
-                buffer[row, first:length] = own[row, : length - first]
+                if own is not None:
+                    buffer[row, first:length] = own[row, : length - first]
         whole.lengths = list(self.lengths)
         return whole
 

@@ -38,7 +38,7 @@ def use_direct_driver() -> None:
             make_helper()  # Triton's launchers look for a class in it
             return CudaLauncher(source, metadata)
 
-        class DirectDriver(CudaDriver):  # type: ignore[misc]
+        class DirectDriver(CudaDriver):  # type: ignore[misc]  # Triton has no types
             """As its base, whose helper is compiled at once."""
 
             def __init__(self) -> None:

@@ -33,7 +33,7 @@ def soften(time):
 @triton.jit
 def begin_window(
     HELD, KEPT, KERNEL, BIAS, row, at, is_there, N, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, WRITES: tl.constexpr
-):  # fmt: skip
+):
     """What a window's last inputs at channels `at` add to its convolution, the weights of the new input, and the inputs
     that stay, which are written unless the caller does that.
 

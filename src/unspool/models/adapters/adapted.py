@@ -12,11 +12,10 @@ from typing import Any, Self
 import torch
 
 from unspool.cache import Cache, KeyShape
-from unspool.config import GenerationConfig
 from unspool.errors import InputError, UnspoolError, UnsupportedError
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.passes import AdapterPass
-from unspool.models.adapters.settings import read_settings
+from unspool.models.adapters.settings import ObjectSettings
 from unspool.models.handing import Origin, Reduced, reduce_model
 from unspool.protocols import Want, name_sizes
 from unspool.shortage import is_out_of_memory
@@ -67,15 +66,14 @@ def _join(kind: type[Exception]) -> type[UnsupportedError]:
     return type(UnsupportedError.__name__, (UnsupportedError, kind), {"__doc__": UnsupportedError.__doc__})
 
 
-class AdaptedModel:
+class AdaptedModel(ObjectSettings):
     """A model of transformers, run by its own forward pass over unspool's caches."""
 
     def __init__(self, model: Any, description: Description) -> None:
-        self.inner = model
+        super().__init__(model)
         self.info = description.info
         self.config = description.config
         self.description = description
-        self._settings: GenerationConfig | None = None
         self.why_not_native = ""  # if it was asked for
         self.origin: Origin | None = None  # the folder that it was loaded from; None for a caller's object
 
@@ -117,19 +115,6 @@ class AdaptedModel:
         """The dtype of the weights."""
         dtype: torch.dtype = self.inner.dtype
         return dtype
-
-    @property
-    def generation_config(self) -> GenerationConfig | None:
-        """The model's own settings: the current ones of the transformers object, unless others were set here."""
-        return self._settings if self._settings is not None else read_settings(self.inner)
-
-    @generation_config.setter
-    def generation_config(self, config: GenerationConfig | None) -> None:
-        self._settings = config
-
-    def keep_setting(self, name: str, value: Any) -> None:
-        """Change one of the model's own settings: the transformers object's, unless others were set here."""
-        setattr(self._settings if self._settings is not None else self.inner.generation_config, name, value)
 
     def _shape_keys(self, num_layers: int, num_heads: int, width: int) -> KeyShape:
         """The key shape of a cache with layers of `num_heads` heads of this width."""

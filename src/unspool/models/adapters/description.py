@@ -292,8 +292,8 @@ def _can_switch(model: Any, config: Any) -> bool:
     return asks and not _has_alibi(config)
 
 
-def _find_code_names(kind: type) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)  # type: ignore[attr-defined]  # of a module
+def _find_code_names(kind: type[nn.Module]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return () if code is None else tuple(code.co_names)
 
 

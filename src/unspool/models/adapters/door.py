@@ -85,7 +85,7 @@ def find_adapter(model: Any) -> Adapted | None:
         return None
 
 
-def find_owner(model: Any) -> Adapted | ObjectSettings:
+def find_owner(model: Any) -> ObjectSettings:
     """What holds a transformers object's own settings."""
     return find_adapter(model) or ObjectSettings(model)
 

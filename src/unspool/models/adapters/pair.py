@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -215,7 +215,7 @@ class AdaptedPair(AdaptedModel):
         """What the model takes of its encoder's states."""
         from transformers.modeling_outputs import BaseModelOutput
 
-        shown = BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]  # any kind of float
+        shown = BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, states))  # it takes any kind of float
         return {"encoder_outputs": shown, "attention_mask": _mark(lengths, states.shape[1], self.device)}
 
     def _rename(self, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -38,19 +38,24 @@ def read_settings(model: Any) -> GenerationConfig | None:
 
 
 class ObjectSettings:
-    """The own settings of a transformers object that has no adapter."""
+    """A transformers object and its settings."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.inner = model
+        self._settings: GenerationConfig | None = None
 
     @property
     def generation_config(self) -> GenerationConfig | None:
-        """What they are now."""
-        return read_settings(self._model)
+        """The model's own settings: the current ones of the transformers object, unless others were set here."""
+        return self._settings if self._settings is not None else read_settings(self.inner)
+
+    @generation_config.setter
+    def generation_config(self, config: GenerationConfig | None) -> None:
+        self._settings = config
 
     def keep_setting(self, name: str, value: Any) -> None:
-        """Change one of them."""
-        setattr(self._model.generation_config, name, value)
+        """Change one of the model's own settings: the transformers object's, unless others were set here."""
+        setattr(self._settings if self._settings is not None else self.inner.generation_config, name, value)
 
 
 def convert_settings(config: Any) -> GenerationConfig:

@@ -23,6 +23,7 @@ from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.encoder_decoder.caches import check_pair
 from unspool.models.encoder_decoder.call import CalledPair
 from unspool.models.encoder_decoder.layers import CrossWeights, EncoderDecoderWeights, Stack, take_decoder
+from unspool.models.encoder_decoder.likeness import hold_same_numbers
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec, StackSpec
 from unspool.models.encoder_decoder.stacked_keys import StackedKeys
@@ -197,9 +198,7 @@ class EncoderDecoder(CalledPair):
         if self.spec.describe_encoder() != other.spec.describe_encoder():
             return False
         mine, theirs = (list(iterate_tensors(one.weights.encoder)) for one in (self, other))
-        return len(mine) == len(theirs) and all(
-            one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(mine, theirs, strict=True)
-        )
+        return hold_same_numbers(self, mine, other, theirs)
 
     def _find_ragged(self, lengths: Sequence[int], longest: int) -> Ragged | None:
         """The real tokens of sources of different lengths, if products of only those pay: on a CPU."""

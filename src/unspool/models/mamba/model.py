@@ -43,12 +43,12 @@ class MambaOutput(Output):
 class Mamba(NativeModel):
     """A decoder of Mamba blocks."""
 
-    weights: MambaWeights
+    weights: MambaWeights[Any]
 
     def __init__(
         self,
         spec: MambaSpec,
-        weights: MambaWeights,
+        weights: MambaWeights[Any],
         config: Mapping[str, Any],
         device: torch.device,
         dtype: torch.dtype,

@@ -29,7 +29,7 @@ class Mamba2(Mamba):
     """A decoder of Mamba-2 blocks."""
 
     spec: Mamba2Spec
-    weights: Mamba2Weights  # type: ignore[assignment]  # blocks of another kind, which `_mix` alone looks into
+    weights: Mamba2Weights
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Mamba2(Mamba):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(spec, weights, config, device, dtype)  # type: ignore[arg-type]  # as above
+        super().__init__(spec, weights, config, device, dtype)
         self.config = _normalise(spec, config)
 
     def _refresh(self) -> None:

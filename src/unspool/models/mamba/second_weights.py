@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unspool.models.mamba.weights import MambaSpec, StateSpace
-from unspool.models.weights import Embedding, Linear, Norm
+from unspool.models.mamba.weights import MambaSpec, MambaWeights, StateSpace
+from unspool.models.weights import Linear, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,4 @@ class Mamba2Layer:
     out: Linear
 
 
-@dataclass(slots=True)
-class Mamba2Weights:
-    """All of a Mamba-2's weights."""
-
-    embedding: Embedding
-    layers: list[Mamba2Layer]
-    final_norm: Norm
-    head: Linear
+Mamba2Weights = MambaWeights[Mamba2Layer]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 from unspool.models.assembly import Assembler, Progress
 from unspool.models.decoder.spec import NormSpec
 from unspool.models.weights import Embedding, Linear, Norm, WeightSource
+
+LayerT = TypeVar("LayerT")  # a block's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,11 @@ class MambaLayer:
 
 
 @dataclass(slots=True)
-class MambaWeights:
-    """All of a Mamba's weights."""
+class MambaWeights(Generic[LayerT]):
+    """All weights of a Mamba, or of a Mamba-2, whose blocks are others."""
 
     embedding: Embedding
-    layers: list[MambaLayer]
+    layers: list[LayerT]
     final_norm: Norm
     head: Linear
 
@@ -97,7 +100,7 @@ def assemble_mamba(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress | None = None,
-) -> MambaWeights:
+) -> MambaWeights[MambaLayer]:
     """Copy a checkpoint's tensors into a Mamba's buffers."""
     assembler = Assembler(source, device, dtype, progress=progress)
     embedding = Embedding(assembler.matrix(f"{names.embedding}.weight", spec.vocab_size, spec.hidden_size))

@@ -31,9 +31,18 @@ class HeadWork(StateWork):
         inputs, times = projected[:, spec.inner_size :], projected[:, spec.inner_size + spec.conv_size :]
         convolve_step(inputs, conv, next_conv, space.conv, space.conv_bias, self._mixed, self._rounded)
         feed_heads_step(
-            projected, times, self._mixed, ssm, next_ssm, space.decay, space.time_bias, space.skip, self._read,
-            spec.num_groups, (spec.least_time, spec.most_time),
-        )  # fmt: skip
+            projected,
+            times,
+            self._mixed,
+            ssm,
+            next_ssm,
+            space.decay,
+            space.time_bias,
+            space.skip,
+            self._read,
+            spec.num_groups,
+            (spec.least_time, spec.most_time),
+        )
         gated = layer.gated_norm
         multiply(
             layer.out.operand,

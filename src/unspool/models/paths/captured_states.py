@@ -156,7 +156,9 @@ class StateWork(ABC):
 class MambaWork(StateWork):
     """A Mamba's step: four kernels a layer for one row, five for a few, else seven."""
 
-    def __init__(self, spec: MambaSpec, weights: MambaWeights, buffers: _Buffers, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: MambaSpec, weights: MambaWeights[MambaLayer], buffers: _Buffers, dtype: torch.dtype
+    ) -> None:
         from unspool.kernels.gpu.state_projection import find_projection
 
         super().__init__(spec, weights, buffers, dtype)
@@ -180,9 +182,20 @@ class MambaWork(StateWork):
         if self._tiling is not None:
             assert norm.weight is not None
             project_and_convolve(
-                first.weight, self._x, norm.weight, norm.eps, first.bias, conv, next_conv,
-                space.conv, space.conv_bias, self._u, self._rounded, self._gates, self._tiling,
-            )  # fmt: skip
+                first.weight,
+                self._x,
+                norm.weight,
+                norm.eps,
+                first.bias,
+                conv,
+                next_conv,
+                space.conv,
+                space.conv_bias,
+                self._u,
+                self._rounded,
+                self._gates,
+                self._tiling,
+            )
         else:
             self._multiply_normed(first, norm, self._projected)
             convolve_step(self._projected, conv, next_conv, space.conv, space.conv_bias, self._u, self._rounded)

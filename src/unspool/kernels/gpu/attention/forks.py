@@ -31,12 +31,12 @@ def _keep_keys(
     length, chosen = tl.load(LENGTHS + row), tl.load(CHOSEN + row)
     own, apart, shared, shared_apart, num_shared, listed = find_row(
         BASE, TABLE, LENGTHS, layer, num_layers, row, POSITION, UNIT, 0, PAGE
-    )  # fmt: skip
+    )
     is_moved = (at < POSITION) & (chosen > 0) & (length >= 0)
     is_there = length >= 0
     tried = find_keys(
         row, length + chosen, is_there, own, apart, shared, shared_apart, num_shared, listed, POSITION, 0, PAGE
-    )  # fmt: skip
+    )
     into, _ = find_new(row, length, is_there, own, apart, num_shared, listed, POSITION, PAGE)
     kept = tl.load(tried + at, mask=is_moved, other=0.0)
     tl.store(into + at, kept, mask=is_moved)

@@ -92,7 +92,7 @@ def find_tile(
     else:
         found = find_keys(
             row, place, is_there, own, apart, shared, shared_apart, num_shared, listed, POSITION, BRANCHES, PAGE
-        )  # fmt: skip
+        )
     return found
 
 

@@ -163,7 +163,7 @@ def _attend(
         new = QKV + row.to(tl.int64) * WIDTH
         query = _take_turned(
             new + (head * G + rg)[:, None] * D, Q_NORM, cos, sin, is_query, eps, PAIRS, HALVED, D, HAS_NORM
-        )  # fmt: skip
+        )
         query = query.to(QKV.dtype.element_ty)
         slopes = tl.full((GP,), 0.0, tl.float32)
         if HAS_SLOPES:
@@ -184,10 +184,10 @@ def _attend(
             for start in tl.range(begin, end, TILE):
                 k = _unpack(
                     key_codes, key_scales, key_zeros, start, NBITS, D, BLOCK, KEY_GROUP, KEYS_BY_CHANNEL, TILE
-                ).to(query.dtype)  # fmt: skip
+                ).to(query.dtype)
                 v = _unpack(
                     value_codes, value_scales, value_zeros, start, NBITS, D, BLOCK, VALUE_GROUP, VALUES_BY_CHANNEL, TILE
-                ).to(query.dtype)  # fmt: skip
+                ).to(query.dtype)
                 place = start + tl.arange(0, TILE)
                 highest, total, read = _read_tile(
                     query, k, v, place, place >= first, slopes, scale, softcap, highest, total, read,

@@ -100,7 +100,7 @@ def _attend(
     length = tl.load(LENGTHS + row)  # keys held; where the new one goes
     own, apart, shared, shared_apart, num_shared, listed = find_row(
         BASE, TABLE, LENGTHS, layer, num_layers, row, POSITION, UNIT, BRANCHES, PAGE
-    )  # fmt: skip
+    )
     room, apart = find_room(TABLE, apart, layer, num_layers, POSITION, IS_RING)
     first = 0
     if HAS_WINDOW:
@@ -263,7 +263,7 @@ def _attend(
             home = find_home(BASE, TABLE, own, layer, num_layers, UNIT, IS_AWAY)
             into, _ = find_new(
                 row, wrap(length, room, IS_RING), length >= 0, home, apart, num_shared, listed, POSITION, PAGE
-            )  # fmt: skip
+            )
             into += head * D + rd
             tl.store(into, k_new, mask=is_number)
             tl.store(into + KV_HEADS * D, v_new, mask=is_number)

@@ -57,7 +57,7 @@ def _attend_wide(
     length = tl.load(LENGTHS + row)  # keys held; where the first new one goes
     own, apart, shared, shared_apart, num_shared, listed = find_row(
         BASE, TABLE, LENGTHS, layer, num_layers, row, POSITION, UNIT, 0, PAGE
-    )  # fmt: skip
+    )
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(length + 1 - window, 0)
@@ -117,7 +117,7 @@ def _attend_wide(
             place = start + tl.arange(0, BLOCK)
             keys_at = find_tile(
                 row, start, place, place < end, own, apart, shared, shared_apart, num_shared, listed, POSITION, 0, PAGE
-            )  # fmt: skip
+            )
             at = keys_at[:, None] + head * D + rd[None, :]
             is_held = (place < end)[:, None] & is_number[None, :]
             k = tl.load(at, mask=is_held, other=0.0)
@@ -162,7 +162,7 @@ class WideAttention(SplitAttention):
         splits = count_splits(SEVERAL_ROWS.programs // (rows * shape.kv_heads))
         super().__init__(rows, num_new * shape.heads // shape.kv_heads, pad_width(shape), shape, device, splits)
 
-    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002
+    def _prepare(self, qkv: torch.Tensor, base: torch.Tensor, layout: KeyLayout) -> Launch:  # noqa: ARG002 - for those that look at its dtype
         assert not layout.branches and not layout.is_away, "shared and offloaded keys are read one token at a time"
         block, stages = fit_memory(SEVERAL_ROWS, self._width * qkv.element_size(), layout)
         constants = {

@@ -63,7 +63,7 @@ def _find_swaps(chunk, reciprocals, at, V):
 @triton.jit
 def _shuffle(
     SEEDS, WORDS, RECIPROCALS, CAME, V, num_first, LANES: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+):
     """Note which of the first places' contents came last to every place.
 
     A program per row leaves the device nearly idle: its chunks take turns in memory, which keeps it waiting for less

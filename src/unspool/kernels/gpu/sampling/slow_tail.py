@@ -31,7 +31,7 @@ def _unorder(order):
 @triton.jit
 def load_scores(
     SCORES, GROUPS, V, G, num_chosen, temperature, strip, column, RUN: tl.constexpr, IS_TEMPERED: tl.constexpr
-):  # fmt: skip
+):
     """Scores of the chosen groups, in ascending order of tokens by strip, then by column."""
     is_there = column < num_chosen * RUN
     group = tl.load(GROUPS + column // RUN, mask=is_there, other=0)

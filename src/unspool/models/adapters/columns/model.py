@@ -20,9 +20,10 @@ from unspool.config import CompileConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
 from unspool.models.adapters.columns.answers import choose_logits, join_passes, lighten, read_states
+from unspool.models.adapters.columns.held import find_inner, mark_held
 from unspool.models.adapters.columns.inner import find_places, put_states, take_states
 from unspool.models.adapters.columns.inputs import PassInputs
-from unspool.models.adapters.columns.state import ColumnCache, Columns, find_inner, mark_held
+from unspool.models.adapters.columns.state import ColumnCache, Columns
 from unspool.models.adapters.description import Description, has_leading_streams, keeps_states
 from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
 from unspool.shortage import explain_shortage

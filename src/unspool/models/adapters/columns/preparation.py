@@ -11,8 +11,9 @@ import torch
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import name_failures
+from unspool.models.adapters.columns.held import count_held
 from unspool.models.adapters.columns.model import CallInputs, ColumnModel
-from unspool.models.adapters.columns.state import CACHE_NAMES, Columns, count_held
+from unspool.models.adapters.columns.state import CACHE_NAMES, Columns
 from unspool.models.adapters.description import describe_loosely
 from unspool.protocols import PreparedRows
 

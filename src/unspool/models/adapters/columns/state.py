@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from unspool.cache import RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.errors import UnsupportedError
+from unspool.models.adapters.columns.held import list_tensors, move_held
 from unspool.models.adapters.columns.inner import Inner, pick_states
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
-_HELD = "_unspool_held"  # attribute of a cache that keeps states
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
 _WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
 _FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once, with a count of what is in use
@@ -264,6 +264,7 @@ class ColumnCache(Cache):
             }
         moved = None if past is None else _reorder(self.model, past, index, rows)
         if moved is not None:
+            move_held(past, moved, self.inner)
             self.inputs[self.name] = moved
         for name, made in list(self.output.items()) if isinstance(self.output, Mapping) else ():
             # What the next pass takes over from it: caches, and what was computed of images and sounds.
@@ -308,38 +309,6 @@ class ColumnCache(Cache):
     def __len__(self) -> int:
         past = self.past
         return len(past) if hasattr(past, "__len__") else 0
-
-
-def mark_held(past: Any, num_read: int, inner: Inner) -> None:
-    """Write down in a cache how many columns it has read, in case it can't say so itself, and what modules keep."""
-    if hasattr(past, "__dict__"):
-        setattr(past, _HELD, (num_read, inner))
-
-
-def find_inner(past: Any) -> Inner | None:
-    """What modules kept when a cache was read last; None if it was not written down."""
-    known: tuple[int, Inner] | None = getattr(past, _HELD, None)
-    return None if known is None else known[1]
-
-
-def count_held(past: Any) -> int:
-    """The columns that a cache of transformers holds.
-
-    Its first layer may keep states, which know nothing of it or say 0: then what was written down counts.
-    """
-    count = getattr(past, "get_seq_length", None)
-    if count is None:
-        return 0
-    known: tuple[int, Inner] | None = getattr(past, _HELD, None)
-    try:
-        return int(count()) if known is None else max(int(count()), known[0])
-    except ValueError as error:
-        if known is None:
-            raise UnsupportedError(
-                f"the {type(past).__name__} that was given holds states alone, which do not say how many tokens they "
-                "have read; pass the text without it, or the cache that unspool's generate() returned"
-            ) from error
-        return known[0]
 
 
 def _column(lengths: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
@@ -391,24 +360,16 @@ def _pick_all(value: Any, index: torch.Tensor, rows: int, only: Collection[int] 
     return _pick(value, index, rows) if is_picked else value
 
 
-def _list_tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if type(value) is dict else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in parts for tensor in _list_tensors(part)]
-
-
 def _reorder(model: Any, past: Any, index: torch.Tensor, rows: int) -> Any:
     """transformers' cache for the rows at `index`."""
     if hasattr(past, "reorder_cache"):
         parts = [past, *getattr(past, "layers", ())]
-        before = [tensor for part in parts for tensor in _list_tensors(vars(part))]
+        before = [tensor for part in parts for tensor in list_tensors(vars(part))]
         past.reorder_cache(index.to(_find_device(past) or index.device))
         left = {id(tensor) for tensor in before}  # what a model's own classes keep beside keys is still as it was
         for part in parts:
             for name, value in list(vars(part).items()):
-                if name != "layers" and left & {id(tensor) for tensor in _list_tensors(value)}:
+                if name != "layers" and left & {id(tensor) for tensor in list_tensors(value)}:
                     setattr(part, name, _pick_all(value, index, rows, left))
         return past
     if hasattr(model, "_reorder_cache"):
