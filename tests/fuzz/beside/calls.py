@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.beside import models
-from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, STATES, USUAL, USUAL_PAIRS, WINDOWS
+from tests.fuzz.beside import models, sounds
+from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, SPEECH, STATES, USUAL, USUAL_PAIRS, WINDOWS
 from tests.fuzz.beside.models import PAD, VOCAB
 
 LONGEST = 9  # columns of a prompt
 SAMPLING = "sampling"
 BEAM_SAMPLING = "beam sampling"
+LISTENING = "speech"
 OWN = ("groups", "forced words", "contrastive", "dola")  # methods that the installed transformers no longer has
 
 
@@ -31,11 +32,12 @@ class Call:
     settings: dict[str, Any] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)  # what is made for the call: an assistant, a streamer …
     attention: str = "sdpa"
+    sounds: list[int] = field(default_factory=list)  # the frames of each, of a model of speech
 
     @property
     def is_pair(self) -> bool:
         """Whether the model is an encoder-decoder."""
-        return self.model in PAIRS
+        return self.model in PAIRS or self.model in SPEECH
 
     @property
     def is_static(self) -> bool:
@@ -88,6 +90,8 @@ class Call:
 
 def draw(rng: Random) -> Call:
     """A call whose parts go together."""
+    if rng.random() < 0.12:
+        return draw_speech(rng)
     common, rare = [*USUAL, *USUAL_PAIRS, "llama", "gpt2", "t5", "bart"], [*RARE, *RARE_PAIRS]
     name = rng.choice(common if rng.random() < 0.4 else rare)
     usual = ["greedy", "greedy", "greedy", SAMPLING, SAMPLING, "beams", "beams", "beams", BEAM_SAMPLING]
@@ -131,6 +135,23 @@ def draw(rng: Random) -> Call:
         settings.pop("output_attentions", None)
         attention = "sdpa"
     return Call(name, rng.randrange(3), strategy, ids, mask, embeds, settings, extras, attention)
+
+
+def draw_speech(rng: Random) -> Call:
+    """A call of a model of speech."""
+    name = rng.choice(["whisper", *SPEECH])
+    frames, is_masked = sounds.draw_sounds(rng)
+    extras: dict[str, Any] = {"progress": True}
+    if is_masked:
+        extras["masked"] = True
+    if rng.random() < 0.1:
+        extras["processor"] = rng.randrange(50)
+    if rng.random() < 0.1:
+        extras["criterion"] = sorted(rng.sample(range(50), 5))
+    settings = sounds.draw_settings(rng, name, frames)
+    needs_weights = settings.get("output_attentions") or settings.get("return_token_timestamps")
+    attention = "eager" if needs_weights or rng.random() < 0.2 else "sdpa"
+    return Call(name, rng.randrange(4), LISTENING, [], None, "none", settings, extras, attention, frames)
 
 
 def _draw_end(rng: Random) -> Any:
@@ -286,6 +307,8 @@ CUTS: dict[str, Any] = {
 
 def make_inputs(call: Call, model: Any) -> dict[str, Any]:
     """The tensors of a call; embeddings are the model's own with something added, so that they are no token's."""
+    if call.sounds:
+        return _make_sounds(call)
     ids = torch.tensor(call.ids)
     given: dict[str, Any] = {"input_ids": ids}
     if call.mask is not None:
@@ -298,4 +321,16 @@ def make_inputs(call: Call, model: Any) -> dict[str, Any]:
         given["inputs_embeds"] = table[ids] + 0.1 * noise
         if call.embeds == "alone":
             del given["input_ids"]
+    return {name: value.to(models.DEVICE) for name, value in given.items()}
+
+
+def _make_sounds(call: Call) -> dict[str, Any]:
+    longest = max(call.sounds)
+    seen = (torch.arange(longest) < torch.tensor(call.sounds)[:, None]).long()
+    features = torch.randn(len(call.sounds), 16, longest, generator=torch.Generator().manual_seed(call.seed))
+    given = {"input_features": features * seen[:, None]}  # transformers finds a language among the padding too
+    if "masked" in call.extras:
+        given["attention_mask"] = seen
+    if (prompt := call.settings.get("prompt_ids")) is not None:
+        given["prompt_ids"] = torch.tensor(prompt)
     return {name: value.to(models.DEVICE) for name, value in given.items()}

@@ -144,6 +144,9 @@ def _list_smaller(call: Call) -> Iterator[Call]:
             if "negative" in extras:
                 extras["negative"] = [extras["negative"][other] for other in kept]
             yield replace(call, ids=[call.ids[other] for other in kept], mask=mask, extras=extras)
+    if len(call.sounds) > 1 and not isinstance(call.settings.get("language"), list):
+        for row in range(len(call.sounds)):
+            yield replace(call, sounds=[frames for other, frames in enumerate(call.sounds) if other != row])
     if call.mask is not None and all(all(row) for row in call.mask):
         yield replace(call, mask=None)
     if call.embeds != "none":
@@ -157,7 +160,7 @@ def _list_smaller(call: Call) -> Iterator[Call]:
 def write_script(call: Call) -> str:
     """A program that shows the difference, to be run in the repository's root."""
     parts: dict[str, Any] = {"ids": call.ids, "mask": call.mask, "embeds": call.embeds, "settings": call.settings}
-    parts |= {"extras": call.extras, "attention": call.attention}
+    parts |= {"extras": call.extras, "attention": call.attention, "sounds": call.sounds}
     told = "\n".join(f"    {name}={value!r}," for name, value in parts.items())
     return (
         "from tests.fuzz.beside.calls import Call\n"

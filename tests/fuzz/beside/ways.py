@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,7 @@ class Answer:
     @property
     def sequences(self) -> torch.Tensor:
         """The token ids."""
-        found: torch.Tensor = self.output if isinstance(self.output, torch.Tensor) else self.output.sequences
+        found: torch.Tensor = self.output if isinstance(self.output, torch.Tensor) else self.output["sequences"]
         return found
 
 
@@ -53,6 +54,18 @@ class Recorder(transformers.generation.streamers.BaseStreamer):
     def end(self) -> None:
         """The end."""
         self.told.append("end")
+
+
+class Progress:
+    """What a call says of the frames that it has read; one that reads a window again and again is ended."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def __call__(self, frames: torch.Tensor) -> None:
+        if frames.tolist() in self.told[-1:]:
+            raise RuntimeError("a window is read for ever")
+        self.told.append(frames.tolist())
 
 
 def add_bias(token: int) -> Any:
@@ -75,12 +88,14 @@ def stop_at(tokens: list[int]) -> Any:
     return criterion
 
 
-def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, Any], Recorder | None]:
-    """The keyword arguments of a call, and its streamer."""
-    given = {**make_inputs(call, model), **call.settings}
-    streamer = Recorder() if "streamer" in call.extras else None
-    if streamer is not None:
-        given["streamer"] = streamer
+def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, Any], Recorder | Progress]:
+    """The keyword arguments of a call, and what is told on its way."""
+    given = {**call.settings, **make_inputs(call, model)}
+    told: Recorder | Progress = Progress() if call.sounds else Recorder()
+    if call.sounds:
+        given["monitor_progress"] = told
+    elif "streamer" in call.extras:
+        given["streamer"] = told
     if "allowed" in call.extras:
         given["prefix_allowed_tokens_fn"] = lambda row, ids: call.extras["allowed"]
     if "processor" in call.extras:
@@ -94,7 +109,7 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
     if isinstance(mark := given.get("watermarking_config"), dict):
         kind = "SynthIDTextWatermarkingConfig" if "keys" in mark else "WatermarkingConfig"
         given["watermarking_config"] = getattr(transformers, kind)(**mark)
-    return given, streamer
+    return given, told
 
 
 def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
@@ -107,7 +122,7 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
     else:
         model = models.make_again(call.model, call.seed, call.attention) if model is None else model
         assistant = model if other == call.seed else models.make_again(call.model, other, call.attention)
-    given, streamer = make_arguments(call, model, assistant)
+    given, told = make_arguments(call, model, assistant)
     if way != "native":
         given["native"] = way == "object"
     if call.settings.get("do_sample"):
@@ -118,7 +133,7 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
             output = unspool.generate(model, **continue_text(call, given, output))
     except Exception as error:
         return Answer(error=error)
-    return Answer(bring_home(output), streamed=[] if streamer is None else streamer.told)
+    return Answer(bring_home(output), streamed=told.told)
 
 
 def bring_home(value: Any) -> Any:
@@ -175,8 +190,9 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
     attention = "eager" if call.settings.get("output_attentions") else call.attention
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
     model = models.make(call.model, call.seed, attention) if model is None else model
+    model = deepcopy(model) if call.sounds else model  # whose settings are written to
     assistant = model if other == call.seed else models.make(call.model, other, attention)
-    given, streamer = make_arguments(call, model, assistant)
+    given, told = make_arguments(call, model, assistant)
     if "again" in call.extras:  # its drafts are checked as if the cache that was given held nothing
         given = {name: value for name, value in given.items() if name not in ("assistant_model", *DRAFTS)}
     drawn = None
@@ -190,7 +206,7 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
             output = model.generate(**continue_text(call, given, output))
     except Exception as error:
         return Answer(error=error)
-    return Answer(bring_home(output), streamed=[] if streamer is None else streamer.told)
+    return Answer(bring_home(output), streamed=told.told)
 
 
 def count_prompt(call: Call) -> int:
