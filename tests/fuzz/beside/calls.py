@@ -16,6 +16,7 @@ LONGEST = 9  # columns of a prompt
 SAMPLING = "sampling"
 BEAM_SAMPLING = "beam sampling"
 LISTENING = "speech"
+OUR_KINDS = ("offloaded", "offloaded_static", "quantized")  # which transformers has beside CUDA or other packages alone
 OWN = ("groups", "forced words", "contrastive", "dola")  # methods that the installed transformers no longer has
 
 
@@ -43,6 +44,11 @@ class Call:
     def is_static(self) -> bool:
         """Whether the cache is transformers' static one."""
         return "static" in str(self.settings.get("cache_implementation"))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether keys are rounded to a few bits."""
+        return "cache_config" in self.settings
 
     @property
     def has_hidden_holes(self) -> bool:
@@ -126,7 +132,7 @@ def draw(rng: Random) -> Call:
         if "max_length" in settings:
             del settings["max_length"]  # transformers counts the columns of embeddings in a way of its own
             settings["max_new_tokens"] = 4
-    if embeds == "none" and name not in (*PAIRS, *STATES):
+    if embeds == "none" and name not in STATES:
         _draw_turn(rng, strategy, num_rows, settings, extras)
     attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
     if name in STATES:
@@ -240,9 +246,9 @@ def _draw_cache(rng: Random, name: str, strategy: str, settings: dict[str, Any])
     if roll < 0.1 and strategy not in ("lookup", "assisted"):
         settings["use_cache"] = False
     elif roll < 0.3 and name not in STATES:
-        settings["cache_implementation"] = rng.choice(
-            ["dynamic", "static", "static", "offloaded_static", "offloaded"][:3]
-        )
+        settings["cache_implementation"] = rng.choice(["dynamic", "static", "static", *OUR_KINDS])
+        if settings["cache_implementation"] == "quantized" and rng.random() < 0.5:
+            settings["cache_config"] = {"nbits": rng.choice([4, 8]), "residual_length": rng.randint(1, 4)}
     elif roll < 0.4:
         settings["prefill_chunk_size"] = rng.randint(1, 4)
 
@@ -267,12 +273,19 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, extras: dict[str, An
 
 
 def _draw_turn(rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any]) -> None:
-    """A text that is continued with the cache of the first answer, and tokens of the caller's behind it."""
-    keeps = settings.get("use_cache", True) and settings.get("cache_implementation") != "static"
+    """A text that is continued with the cache of the first answer, and tokens of the caller's behind it.
+
+    An encoder-decoder may be given the states of its encoder, and a decoder a cache with room for all of the text.
+    """
+    keeps = settings.get("use_cache", True) and "static" not in settings.get("cache_implementation", "")
     is_plain = strategy == "greedy" or (strategy in ("lookup", "assisted") and num_rows == 1)
     if "max_new_tokens" in settings and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
         settings["return_dict_in_generate"] = True
         extras["again"] = _draw_ids(rng, rng.randint(1, 3))
+        if strategy == "greedy" and "cache_implementation" not in settings and rng.random() < 0.4:
+            extras["room"] = 64
+        if rng.random() < 0.3:
+            extras["states"] = True
 
 
 PROCESSORS: dict[str, Any] = {

@@ -63,6 +63,8 @@ def has_no_reference(call: Call) -> bool:
     writes_anew = isinstance(call.settings.get("temperature"), tuple) and not call.settings.get("return_timestamps")
     if call.sounds and call.returns_dict and writes_anew:
         return True  # it stacks the outputs of rows that were written anew, or fails; ours are in `segments`
+    if call.is_packed:
+        return True  # it has such caches with other packages alone
     if call.has_empty_rows:
         return True  # it masks all of them; ours refuses them, or reads them as tokens
     if _joins_tokens(call) and call.seen is not None and any(row != sorted(row) for row in call.seen):

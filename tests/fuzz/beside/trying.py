@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.fuzz.beside import known, models
-from tests.fuzz.beside.calls import Call
+from tests.fuzz.beside.calls import OUR_KINDS, Call
 from tests.fuzz.beside.comparing import compare
 from tests.fuzz.beside.ways import WAYS, Answer, count_prompt, run_ours, run_theirs
 
@@ -94,7 +94,13 @@ def try_devices(call: Call, device: str) -> list[Unlike]:
 
 
 def _ask(call: Call, ours: Answer | None, model: Any = None) -> Answer:
-    """transformers' answer. Of prompts that are padded on the right, that to the same prompts padded on the left."""
+    """transformers' answer. Of prompts that are padded on the right, that to the same prompts padded on the left.
+
+    Kinds of cache that it has elsewhere alone change no answer: it is asked without.
+    """
+    if call.settings.get("cache_implementation") in OUR_KINDS:
+        kept = {name: value for name, value in call.settings.items() if name != "cache_implementation"}
+        call = call.change(settings=kept)
     if not call.is_right_padded:
         return run_theirs(call, model, ours)
     theirs = run_theirs(turn_round(call), model, ours)

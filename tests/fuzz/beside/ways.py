@@ -96,6 +96,12 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
         given["monitor_progress"] = told
     elif "streamer" in call.extras:
         given["streamer"] = told
+    if call.is_pair and "states" in call.extras:
+        source = {name: given.pop(name) for name in ("input_ids", "attention_mask") if name in given}
+        given |= {name: mask for name, mask in source.items() if name == "attention_mask"}
+        given["encoder_outputs"] = models.make(call.model, call.seed).get_encoder()(**source)
+    if "room" in call.extras and not call.is_pair:
+        given |= make_room(call, model)
     if "allowed" in call.extras:
         given["prefix_allowed_tokens_fn"] = lambda row, ids: call.extras["allowed"]
     if "processor" in call.extras:
@@ -110,6 +116,14 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
         kind = "SynthIDTextWatermarkingConfig" if "keys" in mark else "WatermarkingConfig"
         given["watermarking_config"] = getattr(transformers, kind)(**mark)
     return given, told
+
+
+def make_room(call: Call, model: Any) -> dict[str, Any]:
+    """A static cache with room for both turns: an object's is transformers', whose windows keep less."""
+    room = call.extras["room"]
+    if not isinstance(model, transformers.PreTrainedModel):
+        return {"cache_implementation": "static", "cache_config": {"max_cache_len": room}}
+    return {"past_key_values": transformers.StaticCache(config=model.config, max_cache_len=room)}
 
 
 def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
@@ -152,6 +166,9 @@ def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, A
     """The arguments of the call that goes on behind an answer and the caller's next tokens, with the answer's cache."""
     more = torch.tensor([call.extras["again"]], device=models.DEVICE).expand(len(output.sequences), -1)
     ids = torch.cat((output.sequences, more), dim=1)
+    given = {name: value for name, value in given.items() if not name.startswith("cache_")}
+    if call.is_pair:
+        return {**given, "decoder_input_ids": ids, "past_key_values": output.past_key_values}
     seen = torch.ones_like(ids)
     if call.seen is not None:
         seen[:, : len(call.seen[0])] = torch.tensor(call.seen)
