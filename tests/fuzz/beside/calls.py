@@ -43,7 +43,7 @@ class Call:
     @property
     def is_static(self) -> bool:
         """Whether the cache is transformers' static one."""
-        return "static" in str(self.settings.get("cache_implementation"))
+        return "static" in str(self.settings.get("cache_implementation")) or "room" in self.extras
 
     @property
     def is_packed(self) -> bool:
@@ -133,7 +133,7 @@ def draw(rng: Random) -> Call:
             del settings["max_length"]  # transformers counts the columns of embeddings in a way of its own
             settings["max_new_tokens"] = 4
     if embeds == "none" and name not in STATES:
-        _draw_turn(rng, strategy, num_rows, settings, extras)
+        _draw_turn(rng, strategy, num_rows, settings, extras, is_pair=name in PAIRS)
     attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
     if name in STATES:
         settings.pop("output_attentions", None)
@@ -272,7 +272,9 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, extras: dict[str, An
         extras["streamer"] = True
 
 
-def _draw_turn(rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any]) -> None:
+def _draw_turn(
+    rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any], *, is_pair: bool
+) -> None:
     """A text that is continued with the cache of the first answer, and tokens of the caller's behind it.
 
     An encoder-decoder may be given the states of its encoder, and a decoder a cache with room for all of the text.
@@ -282,10 +284,10 @@ def _draw_turn(rng: Random, strategy: str, num_rows: int, settings: dict[str, An
     if "max_new_tokens" in settings and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
         settings["return_dict_in_generate"] = True
         extras["again"] = _draw_ids(rng, rng.randint(1, 3))
-        if strategy == "greedy" and "cache_implementation" not in settings and rng.random() < 0.4:
-            extras["room"] = 64
-        if rng.random() < 0.3:
+        if is_pair and rng.random() < 0.3:
             extras["states"] = True
+        if not is_pair and strategy == "greedy" and "cache_implementation" not in settings and rng.random() < 0.4:
+            extras["room"] = 64
 
 
 PROCESSORS: dict[str, Any] = {

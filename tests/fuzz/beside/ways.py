@@ -96,11 +96,11 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
         given["monitor_progress"] = told
     elif "streamer" in call.extras:
         given["streamer"] = told
-    if call.is_pair and "states" in call.extras:
+    if "states" in call.extras:
         source = {name: given.pop(name) for name in ("input_ids", "attention_mask") if name in given}
         given |= {name: mask for name, mask in source.items() if name == "attention_mask"}
         given["encoder_outputs"] = models.make(call.model, call.seed).get_encoder()(**source)
-    if "room" in call.extras and not call.is_pair:
+    if "room" in call.extras:
         given |= make_room(call, model)
     if "allowed" in call.extras:
         given["prefix_allowed_tokens_fn"] = lambda row, ids: call.extras["allowed"]
@@ -220,7 +220,10 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
         with drawing(drawn):
             output = model.generate(**given)
         if "again" in call.extras:
-            output = model.generate(**continue_text(call, given, output))
+            given = continue_text(call, given, output)
+            if call.is_pair:  # it takes the columns of the encoder's mask for those that the decoder has read
+                del given["past_key_values"]
+            output = model.generate(**given)
     except Exception as error:
         return Answer(error=error)
     return Answer(bring_home(output), streamed=told.told)
