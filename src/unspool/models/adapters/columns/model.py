@@ -37,7 +37,8 @@ _KINDS = {  # ours to what transformers' GenerationConfig calls it
     "offloaded_static": "offloaded_static",
     "quantized": "quantized",
 }
-_ON_CPU = {"offloaded": None, "offloaded_static": "static"}  # its offloading runs beside CUDA alone, and keys are there
+# On a CPU keys are where offloading would bring them, and transformers' own fails there.
+_ON_CPU: dict[str | None, str | None] = {"offloaded": None, "offloaded_static": "static"}
 IN_COLUMNS = "a transformers model runs its own forward over its own cache"
 
 
