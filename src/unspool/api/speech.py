@@ -243,6 +243,8 @@ def _generate_windows(
         )
     processors = rest.pop("logits_processor", None)
     wants_output = bool(rest.get("return_dict_in_generate"))
+    if wants_output and speech.wants_times:
+        rest["output_scores"] = True  # as in the reference
     for name in ("encoder_outputs", "model"):
         rest.pop(name, None)
     decoder = WindowDecoder(
