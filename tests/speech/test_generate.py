@@ -58,6 +58,9 @@ LONG: dict[str, dict[str, Any]] = {
 }
 
 
+TEXT_ONLY = {"suppress_tokens": [1, *range(FIRST_STAMP, FIRST_STAMP + WINDOW // 2 + 1)]}
+
+
 def ask_reference(model: Any, **inputs: Any) -> Any:
     """The reference writes into its settings: it gets a copy."""
     transformers.logging.set_verbosity_error()
@@ -129,13 +132,78 @@ def test_falling_back_to_higher_temperatures() -> None:
 def test_an_output_object_is_of_one_window() -> None:
     model, features = make_whisper(1), draw_features(2, WINDOW, 1)
     # With a timestamp in a text the reference goes on, and returns the last window's output.
-    text_only = {"suppress_tokens": [1, *range(FIRST_STAMP, FIRST_STAMP + WINDOW // 2 + 1)]}
     common = {"input_features": features, "language": "en", "max_new_tokens": 6, "return_dict_in_generate": True}
-    common |= text_only
+    common |= TEXT_ONLY
     found, expected = unspool.generate(model, **common), ask_reference(model, **common)
     assert found.sequences.tolist() == expected.sequences.tolist()
-    tokens = unspool.generate(model, input_features=features, language="en", max_new_tokens=6, **text_only)
+    tokens = unspool.generate(model, input_features=features, language="en", max_new_tokens=6, **TEXT_ONLY)
     assert tokens.tolist() == [row[4:] for row in found.sequences.tolist()]
+
+
+@pytest.mark.parametrize("frames", [WINDOW, 26])
+def test_one_run_takes_masks_and_short_features(frames: int) -> None:
+    """A language that is found, a mask of frames and features that end before the window, all in one run."""
+    model, features = make_whisper(1), draw_features(2, frames, 1)
+    common = {"return_dict_in_generate": True, "output_attentions": True, "output_hidden_states": True, **TEXT_ONLY}
+    filled = torch.nn.functional.pad(features, (0, WINDOW - frames))  # to find a language in, which the reference can't
+    expected = ask_reference(model, input_features=filled, **common)
+    mask = torch.ones(2, frames, dtype=torch.long)
+    for native in (True, False):
+        found = unspool.generate(model, input_features=features, attention_mask=mask, native=native, **common)
+        assert isinstance(found, type(expected)) and isinstance(found.past_key_values, type(expected.past_key_values))
+        assert found.sequences.tolist() == expected.sequences.tolist() and found.keys() == expected.keys()
+        for mine, theirs in zip(found.encoder_hidden_states, expected.encoder_hidden_states, strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"return_dict_in_generate": True}, {"num_beams": 2}], ids=str)
+def test_a_temperature_says_whether_tokens_are_drawn(settings: dict[str, Any]) -> None:
+    model, features = make_whisper(1), draw_features(1, WINDOW, 1)
+    common = {"input_features": features, "language": "en", "max_new_tokens": 8, "top_k": 1, **TEXT_ONLY, **settings}
+    for temperature in (0.0, 0.7):
+        found = unspool.generate(model, **common, temperature=temperature)
+        expected = ask_reference(model, **common, temperature=temperature)
+        assert type(found) is type(expected)
+        sequences = [one if isinstance(one, torch.Tensor) else one.sequences for one in (found, expected)]
+        assert sequences[0].tolist() == sequences[1].tolist()
+
+
+@pytest.mark.parametrize(
+    "settings", [STAMPS, {**STAMPS, "num_beams": 2}, {**STAMPS, "return_token_timestamps": True}], ids=str
+)
+def test_results_of_segments(settings: dict[str, Any]) -> None:
+    """Each segment brings the row's part of what its run returned."""
+    model, features = make_whisper(1), draw_features(1, 140, 1)
+    common = {"input_features": features, **settings, "return_dict_in_generate": True, "output_scores": True}
+    found, expected = unspool.generate(model, **common), ask_reference(model, **common)
+    assert_same(found, expected)
+    for mine, theirs in zip(found["segments"][0], expected["segments"][0], strict=True):
+        one, other = mine["result"], theirs["result"]
+        assert one["sequences"].tolist() == other["sequences"].tolist()
+        steps = zip(one["scores"], other["scores"], strict=True)
+        assert all(torch.allclose(step, expected_step, atol=1e-3) for step, expected_step in steps)
+        if "token_timestamps" in other:
+            assert one["token_timestamps"].tolist() == pytest.approx(other["token_timestamps"].tolist())
+
+
+def test_times_of_tokens_beside_an_output() -> None:
+    model, features = make_whisper(1), draw_features(1, WINDOW, 1)
+    common = {"input_features": features, "language": "en", "max_new_tokens": 9, **TEXT_ONLY}
+    common |= {"return_dict_in_generate": True, "return_token_timestamps": True}
+    found, expected = unspool.generate(model, **common), ask_reference(model, **common)
+    assert type(found) is type(expected) is dict and len(found["scores"]) == len(expected["scores"])
+    for name in ("sequences", "token_timestamps"):
+        assert found[name][0].tolist() == pytest.approx(expected[name][0].tolist())
+
+
+def test_beams_are_judged_as_other_texts() -> None:
+    """A threshold reads the mean log-probability of a beam's tokens, not its score under `length_penalty`."""
+    model, features = make_whisper(1), draw_features(1, 140, 1)
+    common = {**STAMPS, "num_beams": 2, "length_penalty": 0.0, "return_segments": True, "temperature": (0.0, 1e-5)}
+    common |= {"logprob_threshold": -4.0, "no_speech_threshold": 1e-9}
+    found = unspool.generate(model, input_features=features, **common)
+    assert_same(found, ask_reference(model, input_features=features, **common))
+    assert any(found["segments"])
 
 
 def test_states_instead_of_features() -> None:
@@ -156,6 +224,10 @@ def test_progress_is_told() -> None:
     )
     assert [row[0][1] for row in seen] == [200] * len(seen)
     assert [row[0][0] for row in seen] == sorted({row[0][0] for row in seen}) and seen[0][0][0] == 0
+    seen.clear()
+    once = {"return_dict_in_generate": True, "monitor_progress": lambda at: seen.append(at.tolist())}
+    unspool.generate(make_whisper(0), input_features=draw_features(2, WINDOW), language="en", **once)
+    assert seen == [[[0, WINDOW], [0, WINDOW]]]
     with pytest.raises(SettingError, match="`monitor_progress`=3 can't be called"):
         unspool.generate(make_whisper(0), input_features=features, **STAMPS, monitor_progress=3)
 
@@ -177,6 +249,8 @@ def test_progress_is_told() -> None:
         ({"temperature": (0.0, -1.0)}, SettingError, "at least 0"),
         ({"prompt_ids": [1] * 40}, InputError, "up to 24 token ids"),
         ({"max_new_tokens": 47}, SettingError, "exceed the 48 positions"),
+        ({"force_unique_generate_call": True, "return_segments": True}, SettingError, "the text of one run as it is"),
+        ({"temperature": 0.7, "do_sample": False}, SettingError, "are at odds"),
         ({"time_precision": 0.5}, SettingError, "steps of 0.02 s"),
         ({**STAMPS, "num_return_sequences": 2, "do_sample": True}, UnsupportedError, "num_return_sequences"),
     ],

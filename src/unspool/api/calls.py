@@ -92,8 +92,9 @@ def generate(
         arguments = {**given, "generation_config": read_config(generation_config), **kwargs}
         if inputs is not None:
             arguments["input_features"] = inputs
-        use = partial(_use, streamer)
-        answer = generate_speech(speech, partial(start, model), arguments, use, is_streamed=streamer is not None)
+        use, finish = partial(_use, streamer), partial(_finish, model)
+        begin, is_streamed = partial(start, model), streamer is not None
+        answer = generate_speech(speech, begin, arguments, use, finish, is_streamed=is_streamed)
         return answer
     run = start(model, inputs, generation_config, **given, **kwargs)
     _use(streamer, run)

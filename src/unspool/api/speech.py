@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from unspool.api.assistant import find_drafting
 from unspool.callbacks import check_callback
@@ -15,11 +16,13 @@ from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.prompts import EncoderInput
 from unspool.decoding.run import Run
 from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.numeric import is_number
 from unspool.plan import merge
 from unspool.protocols import Encoded, Model
-from unspool.speech.arguments import ONE_WINDOW, WINDOWS, SpeechArguments, read_arguments, take_arguments
-from unspool.speech.decoder import Start, WindowDecoder
+from unspool.speech.arguments import ONE_WINDOW, WINDOWS, SpeechArguments, check_draws, read_arguments, take_arguments
+from unspool.speech.decoder import Start, WindowDecoder, Written, choose_temperature
 from unspool.speech.markers import begin, needs_detection
+from unspool.speech.picking import pick_row
 from unspool.speech.windows import Course, FeatureRow, SoundCursor, WindowResult, decode_windows
 
 _SOURCES = ("input_features", "encoder_outputs")
@@ -61,6 +64,7 @@ def prepare_window(
             "lm.transcribe()"
         )
     settings = merge_speech(core, config, kwargs, use_model_defaults)
+    kwargs["input_features"] = _fill_window(core, kwargs.get("input_features"))
     kwargs["forced_decoder_ids"] = None  # what it forces stands in the prompt
     if kwargs.get("decoder_input_ids") is not None or not any(kwargs.get(name) is not None for name in _SOURCES):
         return processors
@@ -81,9 +85,19 @@ def prepare_window(
         processors = [decoder.make_rules(prompt.shape[1]), *own]
     if needs_language:
         start(logits_processor=processors, **kwargs)
-        found = decoder.find_languages(_hear(decoder, source, kwargs))
+        is_shown = bool(settings.output_attentions or settings.output_hidden_states)
+        found = decoder.find_languages(_hear(decoder, source, kwargs, is_shown))
         kwargs["decoder_input_ids"] = _write_prompts(speech, languages, found)
     return processors
+
+
+def _fill_window(core: Model, features: Any) -> Any:
+    """Features with zeros behind them, if they are shorter than a window, as in the reference."""
+    shape = core.info.features
+    assert shape is not None
+    if not isinstance(features, torch.Tensor) or features.dim() != 3 or not 0 < features.shape[2] < shape.frames:
+        return features
+    return F.pad(features, (0, shape.frames - features.shape[2]))
 
 
 def _write_prompts(
@@ -99,13 +113,16 @@ def _write_prompts(
     )
 
 
-def _hear(decoder: WindowDecoder, source: EncoderInput, kwargs: dict[str, Any]) -> Encoded:
-    """The encoder's states, which replace the features among a call's arguments."""
+def _hear(decoder: WindowDecoder, source: EncoderInput, kwargs: dict[str, Any], is_shown: bool) -> Encoded:
+    """The encoder's states, which replace the features among a call's arguments unless its layers are to be shown."""
     if source.encoded is not None:
         return source.encoded
     assert source.embeds is not None
     heard = decoder.encode(source.embeds)
+    if is_shown:
+        return heard.encoded
     kwargs["input_features"], kwargs["encoder_outputs"] = None, heard.encoded.states
+    kwargs["attention_mask"] = None  # of the frames
     if heard.drafted is not None:
         kwargs["assistant_encoder_outputs"] = heard.drafted.states
     return heard.encoded
@@ -145,15 +162,24 @@ def needs_windows(core: Model, prompt: Any, settings: Mapping[str, Any]) -> bool
 
 
 def generate_speech(
-    core: Model, start: Start, arguments: dict[str, Any], use: Callable[[Run], None], *, is_streamed: bool
+    core: Model,
+    start: Start,
+    arguments: dict[str, Any],
+    use: Callable[[Run], None],
+    finish: Callable[[Run], Any],
+    *,
+    is_streamed: bool,
 ) -> Any:
     """What generate() returns for a model of speech: the reference's tokens, output object, or dict of segments.
 
-    `use` iterates a single run, with the caller's streamer.
+    `use` iterates a single run, with the caller's streamer, and `finish` says what it returns.
     """
     config = arguments.get("generation_config")
     rest = dict(arguments)
     asked = take_arguments(rest)
+    if is_number(rest.get("temperature")):  # as in the reference, it says whether tokens are drawn
+        asked["temperature"] = rest.pop("temperature")
+        check_draws(rest.get("do_sample"), asked["temperature"])
     settings = merge_speech(core, config, rest, rest.get("use_model_defaults"))
     features = rest.get("input_features")
     shape = core.info.features
@@ -169,6 +195,8 @@ def generate_speech(
                 "its timestamps; leave return_timestamps=False out, or give one window"
             )
         asked["return_timestamps"] = True
+    watch = asked.get("monitor_progress")
+    check_callback("monitor_progress", watch, "frames")
     if rest.get("decoder_input_ids") is None:
         speech = read_arguments(asked, settings, core.info)
         # As in the reference, tokens alone are those of windows, which timestamps in a text divide.
@@ -176,21 +204,16 @@ def generate_speech(
         if (is_long or speech.needs_windows or not is_one) and not speech.is_single and features is not None:
             return _generate_windows(core, start, rest, speech, asked)
         asked = {name: value for name, value in asked.items() if name in ONE_WINDOW}
-        rest |= _fix_temperature(speech.temperatures[0])
+        rest = choose_temperature(rest, speech.temperatures[0])
         is_whole = speech.is_single
     else:
         is_whole = True
     run = start(**rest, **asked)
+    if watch is not None:
+        frames = shape.frames if features is None else features.shape[2]
+        watch(torch.tensor([[0, frames]] * run.parts.prompts.num_rows))
     use(run)
-    if run.parts.returns_output:
-        return run.output()
-    return run.sequences() if is_whole else _strip(run, settings)
-
-
-def _fix_temperature(temperature: float | None) -> dict[str, Any]:
-    if temperature is None:
-        return {}
-    return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    return finish(run) if is_whole or run.parts.returns_output else _strip(run, settings)
 
 
 def _strip(run: Run, settings: GenerationConfig) -> torch.Tensor:
@@ -220,6 +243,8 @@ def _generate_windows(
         )
     processors = rest.pop("logits_processor", None)
     wants_output = bool(rest.get("return_dict_in_generate"))
+    if wants_output and speech.wants_times:
+        rest["output_scores"] = True  # as in the reference
     for name in ("encoder_outputs", "model"):
         rest.pop(name, None)
     decoder = WindowDecoder(
@@ -244,7 +269,6 @@ def _generate_windows(
         batch_size=len(sources),
     )
     watch = asked.get("monitor_progress")
-    check_callback("monitor_progress", watch, "frames")
     report = None if watch is None else partial(_report, watch, sources)
     results = list(decode_windows(decoder, sources, course, report))
     return _gather(results, len(sources), speech, wants_output)
@@ -300,7 +324,7 @@ def _gather(results: Sequence[WindowResult], num_rows: int, speech: SpeechArgume
                 "end": torch.tensor(one.end, dtype=torch.float64),
                 "tokens": tokens,
                 "idxs": (offset + one.first, offset + one.stop),
-                "result": torch.tensor(written.prompt + written.ended),
+                "result": _keep_result(written, speech.wants_times),
             }
             if speech.wants_times:
                 times = torch.tensor(written.times[one.first : one.stop], dtype=torch.float64)
@@ -308,6 +332,8 @@ def _gather(results: Sequence[WindowResult], num_rows: int, speech: SpeechArgume
             segments[result.index].append(segment)
     rows = [[int(token) for one in row for token in one["tokens"]] for row in segments]
     sequences = pad_rows(rows, speech.markers.pad)
+    if wants_output and speech.wants_times and speech.is_plain:
+        return _gather_whole([result.written for result in results if result.seek == 0])
     if not (wants_output or speech.wants_segments or speech.wants_times):
         return sequences
     output: dict[str, Any] = {"sequences": sequences}
@@ -319,3 +345,28 @@ def _gather(results: Sequence[WindowResult], num_rows: int, speech: SpeechArgume
     if wants_output or speech.wants_segments:
         output["segments"] = segments
     return output
+
+
+def _gather_whole(rows: Sequence[Written | None]) -> dict[str, Any]:
+    """The output of the one run that wrote all of these, with the times of its tokens."""
+    written = [row for row in rows if row is not None]
+    output = written[0].output
+    assert output is not None and output.sequences is not None
+    found = {name: value for name, value in output.items() if name != "past_key_values"}
+    times = torch.zeros(output.sequences.shape)
+    for row in written:
+        spoken = torch.tensor(row.times)
+        times[row.row, len(row.prompt) :] = spoken[-1]
+        times[row.row, len(row.prompt) : len(row.prompt) + len(spoken)] = spoken
+    return found | {"token_timestamps": times}
+
+
+def _keep_result(written: Written, wants_times: bool) -> Any:
+    """What the run of a segment's window returned: its tokens, or a dict of the row's part of the output."""
+    tokens = torch.tensor(written.prompt + written.ended)
+    if written.output is None and not wants_times:
+        return tokens
+    kept = {"sequences": tokens} if written.output is None else pick_row(written.output, written.row)
+    if wants_times:
+        kept["token_timestamps"] = torch.tensor([0.0] * len(written.prompt) + written.times)
+    return kept

@@ -20,7 +20,7 @@ from unspool.config import GenerationConfig
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats
 from unspool.protocols import FeatureShape, Model
-from unspool.speech.arguments import read_temperatures, read_thresholds
+from unspool.speech.arguments import check_draws, read_temperatures, read_thresholds
 from unspool.speech.decoder import WindowDecoder
 from unspool.speech.features import FRAMES_PER_SECOND, Frames
 from unspool.speech.languages import find_language
@@ -110,12 +110,7 @@ class Transcriber:
         size = options.batch_size
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1024:
             raise SettingError(f"batch_size={size!r:.40} is no number from 1 to 1024")
-        draws, first = self.settings.get("do_sample"), read_temperatures(options.temperature)[0]
-        if draws is not None and bool(draws) != bool(first):
-            raise SettingError(
-                f"`do_sample`={draws!r:.40} and a first temperature of {first} are at odds: 0 takes the likeliest "
-                "token, numbers above it draw; leave `do_sample` out, or change `temperature`"
-            )
+        check_draws(self.settings.get("do_sample"), options.temperature)
         for name in ("num_return_sequences", "input_features", "encoder_outputs", "decoder_input_ids"):
             if self.settings.get(name) is not None:
                 raise SettingError(

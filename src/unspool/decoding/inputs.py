@@ -259,7 +259,7 @@ def _check_longest(lengths: list[int], info: ModelInfo) -> None:
 
 
 def _read_features(model: Model, inputs: Inputs) -> EncoderInput:
-    """What an encoder of sound reads. Every frame counts: silence is what fills a short sound up."""
+    """What an encoder of sound reads. Every frame counts, so a mask says nothing."""
     shape, given = model.info.features, inputs.input_features
     if shape is None:
         raise InputError(
@@ -276,8 +276,8 @@ def _read_features(model: Model, inputs: Inputs) -> EncoderInput:
     rows, channels, frames = given.shape
     if (channels, frames) != (shape.channels, shape.frames) or not 0 < rows <= MOST_ROWS:
         raise InputError(
-            f"input_features has the shape {tuple(given.shape)}, and the model reads (rows, {shape.channels}, "
-            f"{shape.frames}); fill a shorter sound up with silence, and give a longer one to lm.transcribe()"
+            f"input_features has the shape {tuple(given.shape)}, and a window of the model is (rows, "
+            f"{shape.channels}, {shape.frames}); generate() and lm.transcribe() read longer sounds window by window"
         )
     if not bool(torch.isfinite(given).all()):
         raise InputError("input_features holds NaN or infinite values")

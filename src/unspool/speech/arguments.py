@@ -59,11 +59,17 @@ class SpeechArguments:
     @property
     def needs_windows(self) -> bool:
         """Whether one plain run can't give what is asked for."""
-        limits = self.thresholds
-        has_limits = (limits.compression_ratio, limits.logprob, limits.no_speech) != (None, None, None)
-        return not self.is_single and (
-            self.has_timestamps or has_limits or self.wants_times or self.wants_segments or len(self.temperatures) > 1
-        )
+        return not self.is_single and (self.has_timestamps or self.has_parts or len(self.temperatures) > 1)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a text is judged, or returned in parts."""
+        return self.thresholds != Thresholds() or self.wants_times or self.wants_segments
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every sound is written once, and nothing but its text says where it is read on."""
+        return not self.has_timestamps and len(self.temperatures) == 1 and self.thresholds == Thresholds()
 
     def spread(self, num_rows: int) -> tuple[str | None, ...]:
         """The language of each sound."""
@@ -112,7 +118,7 @@ def read_arguments(asked: Mapping[str, Any], settings: GenerationConfig, info: M
         if asked.get(name) not in (None, fixed):
             raise SettingError(f"`{name}`={asked[name]!r:.40} can't be: a model's timestamps have steps of {fixed} s")
     conditions = bool(find("condition_on_prev_tokens"))
-    return SpeechArguments(
+    speech = SpeechArguments(
         markers=markers,
         languages=languages,
         task=task,
@@ -127,6 +133,12 @@ def read_arguments(asked: Mapping[str, Any], settings: GenerationConfig, info: M
         is_single=bool(asked.get("force_unique_generate_call")),
         max_length=settings.max_length if "max_length" in settings.explicit else None,
     )
+    if speech.is_single and (speech.has_parts or len(speech.temperatures) > 1):
+        raise SettingError(
+            "`force_unique_generate_call` returns the text of one run as it is: without thresholds, fall-back "
+            "temperatures, segments and times of tokens; leave these out, or it"
+        )
+    return speech
 
 
 def read_thresholds(asked: Mapping[str, Any], markers: Markers) -> Thresholds:
@@ -157,6 +169,16 @@ def read_temperatures(given: Any) -> tuple[float | None, ...]:
             "(0.0, 0.2, 0.4, 0.6, 0.8, 1.0)"
         )
     return tuple(float(one) for one in given)
+
+
+def check_draws(do_sample: Any, temperature: Any) -> None:
+    """Raise where `do_sample` says something else than the first temperature."""
+    first = read_temperatures(temperature)[0]
+    if do_sample is not None and bool(do_sample) != bool(first):
+        raise SettingError(
+            f"`do_sample`={do_sample!r:.40} and a first temperature of {first} are at odds: 0 takes the likeliest "
+            "token, numbers above it draw; leave `do_sample` out, or change `temperature`"
+        )
 
 
 def _read_condition(given: Any, conditions: bool) -> bool:

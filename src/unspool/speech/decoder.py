@@ -21,6 +21,7 @@ from unspool.outputs import GenerateOutput
 from unspool.protocols import Ask, Encoded, Model, SourceAsk, Want
 from unspool.speech.alignment import find_times
 from unspool.speech.markers import Markers
+from unspool.speech.picking import pick_row
 
 Start = Callable[..., Run]
 """`unspool.api.starting.start`: checks a call and prepares its run."""
@@ -235,14 +236,7 @@ class WindowDecoder:
                 f"`max_new_tokens`={settings['max_new_tokens']} and a prompt of {num_prompt} tokens (with those of "
                 f"earlier windows) exceed the {most} positions of the model; use {most - num_prompt} or fewer"
             )
-        if temperature is None:
-            return settings
-        settings["do_sample"] = temperature > 0
-        settings.pop("temperature", None)
-        if temperature > 0:
-            settings |= {"temperature": temperature, "num_beams": 1}
-        # A fall-back changes the strategy: what belongs to the other one has nothing to do.
-        return {name: value for name, value in settings.items() if name not in find_unused(_as_config(settings))}
+        return choose_temperature(settings, temperature)
 
     def make_rules(self, num_prompt: int) -> WhisperTimeStampLogitsProcessor:
         """The rules of timestamps for texts after a prompt of so many tokens."""
@@ -272,6 +266,17 @@ class WindowDecoder:
         written.times = [*times, times[-1]] if times else [0.0] * len(written.ended)
 
 
+def choose_temperature(settings: Mapping[str, Any], temperature: float | None) -> dict[str, Any]:
+    """A run's settings at a temperature, which says whether tokens are drawn; None leaves them as they are."""
+    if temperature is None:
+        return dict(settings)
+    chosen = {**settings, "do_sample": temperature > 0}
+    if temperature > 0:
+        chosen |= {"temperature": temperature, "num_beams": 1}
+    # The strategy may be another than the caller's: what belongs to the other one has nothing to do.
+    return {name: value for name, value in chosen.items() if name not in find_unused(_as_config(chosen))}
+
+
 def measure_compression(tokens: Sequence[int], vocab_size: int) -> float:
     """How much smaller zlib makes a text's tokens: a text that repeats itself shrinks much."""
     width = (max(1, vocab_size).bit_length() - 1) // 8 + 1
@@ -283,10 +288,7 @@ def _average(output: Any, row: int, tokens: Sequence[int], temperature: float | 
     """The mean log-probability of a row's tokens under the scores that they were chosen by."""
     if not tokens:
         return 0.0
-    beams = getattr(output, "sequences_scores", None)
-    if beams is not None:
-        return float(beams[row])
-    steps = [step[row] for step in output.scores[: len(tokens)]]
+    steps = pick_row(output, row)["scores"][: len(tokens)]
     if steps[0].device.type == "cpu":  # a step's scores and what is made of them stay in the cache
         found = [_find_logprobs(step[None], [token], temperature) for step, token in zip(steps, tokens, strict=True)]
         return float(torch.cat(found).mean())

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.beside import models
-from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, STATES, USUAL, USUAL_PAIRS, WINDOWS
+from tests.fuzz.beside import models, sounds
+from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, SPEECH, STATES, USUAL, USUAL_PAIRS, WINDOWS
 from tests.fuzz.beside.models import PAD, VOCAB
 
 LONGEST = 9  # columns of a prompt
 SAMPLING = "sampling"
 BEAM_SAMPLING = "beam sampling"
+LISTENING = "speech"
+OUR_KINDS = ("offloaded", "offloaded_static", "quantized")  # which transformers has beside CUDA or other packages alone
 OWN = ("groups", "forced words", "contrastive", "dola")  # methods that the installed transformers no longer has
 
 
@@ -31,16 +33,22 @@ class Call:
     settings: dict[str, Any] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)  # what is made for the call: an assistant, a streamer …
     attention: str = "sdpa"
+    sounds: list[int] = field(default_factory=list)  # the frames of each, of a model of speech
 
     @property
     def is_pair(self) -> bool:
         """Whether the model is an encoder-decoder."""
-        return self.model in PAIRS
+        return self.model in PAIRS or self.model in SPEECH
 
     @property
     def is_static(self) -> bool:
         """Whether the cache is transformers' static one."""
-        return "static" in str(self.settings.get("cache_implementation"))
+        return "static" in str(self.settings.get("cache_implementation")) or "room" in self.extras
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether keys are rounded to a few bits."""
+        return "cache_config" in self.settings
 
     @property
     def has_hidden_holes(self) -> bool:
@@ -88,6 +96,8 @@ class Call:
 
 def draw(rng: Random) -> Call:
     """A call whose parts go together."""
+    if rng.random() < 0.12:
+        return draw_speech(rng)
     common, rare = [*USUAL, *USUAL_PAIRS, "llama", "gpt2", "t5", "bart"], [*RARE, *RARE_PAIRS]
     name = rng.choice(common if rng.random() < 0.4 else rare)
     usual = ["greedy", "greedy", "greedy", SAMPLING, SAMPLING, "beams", "beams", "beams", BEAM_SAMPLING]
@@ -122,8 +132,8 @@ def draw(rng: Random) -> Call:
         if "max_length" in settings:
             del settings["max_length"]  # transformers counts the columns of embeddings in a way of its own
             settings["max_new_tokens"] = 4
-    if embeds == "none" and name not in (*PAIRS, *STATES):
-        _draw_turn(rng, strategy, num_rows, settings, extras)
+    if embeds == "none" and name not in STATES:
+        _draw_turn(rng, strategy, num_rows, settings, extras, is_pair=name in PAIRS)
     attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
     if name in STATES:
         settings.pop("output_attentions", None)
@@ -131,6 +141,23 @@ def draw(rng: Random) -> Call:
         settings.pop("output_attentions", None)
         attention = "sdpa"
     return Call(name, rng.randrange(3), strategy, ids, mask, embeds, settings, extras, attention)
+
+
+def draw_speech(rng: Random) -> Call:
+    """A call of a model of speech."""
+    name = rng.choice(["whisper", *SPEECH])
+    frames, is_masked = sounds.draw_sounds(rng)
+    extras: dict[str, Any] = {"progress": True}
+    if is_masked:
+        extras["masked"] = True
+    if rng.random() < 0.1:
+        extras["processor"] = rng.randrange(50)
+    if rng.random() < 0.1:
+        extras["criterion"] = sorted(rng.sample(range(50), 5))
+    settings = sounds.draw_settings(rng, name, frames)
+    needs_weights = settings.get("output_attentions") or settings.get("return_token_timestamps")
+    attention = "eager" if needs_weights or rng.random() < 0.2 else "sdpa"
+    return Call(name, rng.randrange(4), LISTENING, [], None, "none", settings, extras, attention, frames)
 
 
 def _draw_end(rng: Random) -> Any:
@@ -219,9 +246,9 @@ def _draw_cache(rng: Random, name: str, strategy: str, settings: dict[str, Any])
     if roll < 0.1 and strategy not in ("lookup", "assisted"):
         settings["use_cache"] = False
     elif roll < 0.3 and name not in STATES:
-        settings["cache_implementation"] = rng.choice(
-            ["dynamic", "static", "static", "offloaded_static", "offloaded"][:3]
-        )
+        settings["cache_implementation"] = rng.choice(["dynamic", "static", "static", *OUR_KINDS])
+        if settings["cache_implementation"] == "quantized" and rng.random() < 0.5:
+            settings["cache_config"] = {"nbits": rng.choice([4, 8]), "residual_length": rng.randint(1, 4)}
     elif roll < 0.4:
         settings["prefill_chunk_size"] = rng.randint(1, 4)
 
@@ -245,13 +272,22 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, extras: dict[str, An
         extras["streamer"] = True
 
 
-def _draw_turn(rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any]) -> None:
-    """A text that is continued with the cache of the first answer, and tokens of the caller's behind it."""
-    keeps = settings.get("use_cache", True) and settings.get("cache_implementation") != "static"
+def _draw_turn(
+    rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any], *, is_pair: bool
+) -> None:
+    """A text that is continued with the cache of the first answer, and tokens of the caller's behind it.
+
+    An encoder-decoder may be given the states of its encoder, and a decoder a cache with room for all of the text.
+    """
+    keeps = settings.get("use_cache", True) and "static" not in settings.get("cache_implementation", "")
     is_plain = strategy == "greedy" or (strategy in ("lookup", "assisted") and num_rows == 1)
     if "max_new_tokens" in settings and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
         settings["return_dict_in_generate"] = True
         extras["again"] = _draw_ids(rng, rng.randint(1, 3))
+        if is_pair and rng.random() < 0.3:
+            extras["states"] = True
+        if not is_pair and strategy == "greedy" and "cache_implementation" not in settings and rng.random() < 0.4:
+            extras["room"] = 64
 
 
 PROCESSORS: dict[str, Any] = {
@@ -286,6 +322,8 @@ CUTS: dict[str, Any] = {
 
 def make_inputs(call: Call, model: Any) -> dict[str, Any]:
     """The tensors of a call; embeddings are the model's own with something added, so that they are no token's."""
+    if call.sounds:
+        return _make_sounds(call)
     ids = torch.tensor(call.ids)
     given: dict[str, Any] = {"input_ids": ids}
     if call.mask is not None:
@@ -298,4 +336,16 @@ def make_inputs(call: Call, model: Any) -> dict[str, Any]:
         given["inputs_embeds"] = table[ids] + 0.1 * noise
         if call.embeds == "alone":
             del given["input_ids"]
+    return {name: value.to(models.DEVICE) for name, value in given.items()}
+
+
+def _make_sounds(call: Call) -> dict[str, Any]:
+    longest = max(call.sounds)
+    seen = (torch.arange(longest) < torch.tensor(call.sounds)[:, None]).long()
+    features = torch.randn(len(call.sounds), 16, longest, generator=torch.Generator().manual_seed(call.seed))
+    given = {"input_features": features * seen[:, None]}  # transformers finds a language among the padding too
+    if "masked" in call.extras:
+        given["attention_mask"] = seen
+    if (prompt := call.settings.get("prompt_ids")) is not None:
+        given["prompt_ids"] = torch.tensor(prompt)
     return {name: value.to(models.DEVICE) for name, value in given.items()}

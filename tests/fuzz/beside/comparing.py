@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from tests.fuzz.beside import models
-from tests.fuzz.beside.calls import BEAM_SAMPLING, Call
+from tests.fuzz.beside.calls import BEAM_SAMPLING, OUR_KINDS, Call
 from tests.fuzz.beside.families import STATES
+from tests.fuzz.beside.models import VOCAB
 from tests.fuzz.beside.ways import Answer, count_prompt
 
 ROUNDING = {"atol": 5e-3, "rtol": 2e-3}
 STEPS = ("scores", "logits")
-LAYERS = ("attentions", "decoder_attentions", "cross_attentions", "hidden_states", "decoder_hidden_states")
+LAYERS = ("attentions", "hidden_states", "decoder_attentions", "cross_attentions", "decoder_hidden_states")
+WEIGHTS = {"encoder_attentions", "decoder_attentions", "cross_attentions"}
 WHOLE = ("encoder_attentions", "encoder_hidden_states")
 
 
@@ -25,10 +27,13 @@ def compare(call: Call, theirs: Answer, ours: Answer, *, way: str) -> str | None
     if not is_free:
         if theirs.sequences.tolist() != ours.sequences.tolist():
             return f"wrote\n  {ours.sequences.tolist()} for\n  {theirs.sequences.tolist()}"
-        if _join(theirs.streamed) != _join(ours.streamed):
-            return f"streamed {ours.streamed} for {theirs.streamed}"
-    if not call.returns_dict:
+        told, expected = ((_cut if call.sounds else _join)(one.streamed) for one in (ours, theirs))
+        if told != expected:
+            return f"told {told} for {expected}"
+    if isinstance(theirs.output, torch.Tensor):
         return None
+    if call.sounds and type(theirs.output) is dict:
+        return compare_heard(call, theirs, ours)
     is_reference = type(theirs.output).__module__.startswith("transformers.")
     named, ours_named = ({name for name in one.output if one.output[name] is not None} for one in (theirs, ours))
     if named != ours_named and is_reference:
@@ -44,6 +49,11 @@ def compare(call: Call, theirs: Answer, ours: Answer, *, way: str) -> str | None
 def _join(told: list[Any]) -> list[Any]:
     """What a streamer was told, token by token: drafts are as long as a drafter likes."""
     return [one for value in told for one in (value if isinstance(value, list) else [value])]
+
+
+def _cut(told: list[Any]) -> list[Any]:
+    """What was told of sounds' frames, up to their ends: the rows of a batch that are through stand beyond them."""
+    return [[[min(place, end), end] for place, end in rows] for rows in told]
 
 
 def _has_type(theirs: Any, ours: Any, way: str) -> bool:
@@ -74,7 +84,7 @@ def _compare_fields(call: Call, theirs: Any, ours: Any) -> str | None:
 
 def _mark_live(call: Call, output: Any) -> list[torch.Tensor]:
     """For every step, the rows that count: those that have not ended, or that a returned sequence came through."""
-    width = count_prompt(call)
+    width = _count_read(output) if call.sounds else count_prompt(call)
     steps = output.sequences.shape[1] - width
     rows = []
     if "beam_indices" in output:
@@ -91,6 +101,57 @@ def _mark_live(call: Call, output: Any) -> list[torch.Tensor]:
         rows.append(live.nonzero()[:, 0])
         live = live & ~torch.isin(output.sequences[:, width + step], ends)
     return rows
+
+
+def _count_read(output: Any) -> int:
+    """The tokens that the text of a window follows: those that no step wrote."""
+    steps = [len(output[name]) for name in (*STEPS, *LAYERS) if name in output]
+    return int(output.sequences.shape[1]) - max(steps, default=0)
+
+
+def compare_heard(call: Call, answer: Answer, other_answer: Answer) -> str | None:
+    """What differs between the segments and times of sounds."""
+    theirs, ours = answer.output, other_answer.output
+    unasked = {"past_key_values"} | (set() if call.settings.get("output_attentions") else WEIGHTS)
+    if theirs.keys() - unasked != ours.keys() - unasked:
+        return f"returned {sorted(ours)} for {sorted(theirs)}"
+    is_one = len(answer.streamed) == 1  # theirs begin anew with every window, though not those of segments
+    if is_one and "token_timestamps" in theirs and not _is_near(theirs["token_timestamps"], ours["token_timestamps"]):
+        return f"token_timestamps {ours['token_timestamps'].tolist()} for {theirs['token_timestamps'].tolist()}"
+    for row, (one, other) in enumerate(zip(theirs.get("segments", ()), ours.get("segments", ()), strict=True)):
+        if len(one) != len(other):
+            return f"row {row} has {len(other)} segments for {len(one)}"
+        for place, (mine, found) in enumerate(zip(one, other, strict=True)):
+            if unlike := _compare_segments(call, mine, found):
+                return f"row {row}, segment {place}: {unlike}"
+    return None
+
+
+def _compare_segments(call: Call, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    if theirs.keys() != ours.keys():
+        return f"has {sorted(ours)} for {sorted(theirs)}"
+    for name in ("start", "end", "tokens", "token_timestamps"):
+        if name in theirs and not _is_near(theirs[name], ours[name]):
+            return f"{name} {ours[name]} for {theirs[name]}"
+    if theirs["idxs"] != ours["idxs"]:
+        return f"idxs {ours['idxs']} for {theirs['idxs']}"
+    return _compare_results(call, theirs["result"], ours["result"])
+
+
+def _compare_results(call: Call, theirs: Any, ours: Any) -> str | None:
+    if type(theirs) is not type(ours):
+        return f"result is a {type(ours).__name__} for a {type(theirs).__name__}"
+    if isinstance(theirs, torch.Tensor):  # theirs is padded to the longest of a batch
+        is_same = theirs.tolist()[: len(ours)] == ours.tolist()
+        return None if is_same else f"result {ours.tolist()} for {theirs.tolist()}"
+    asked = {name for name in (*STEPS, *LAYERS[2:]) if call.settings.get(f"output_{name.removeprefix('decoder_')}")}
+    if missing := asked - ours.keys():
+        return f"result is without {sorted(missing)}"
+    if not call.has_beams and "scores" in asked:
+        found = _compare_steps(theirs["scores"], ours["scores"], [torch.arange(VOCAB)] * len(ours["scores"]))
+        if found:
+            return f"result's scores {found}"
+    return _compare_results(call, theirs["sequences"], ours["sequences"])
 
 
 def _find_ends(call: Call) -> torch.Tensor:
@@ -147,6 +208,8 @@ def _compare_encoder(call: Call, theirs: Any, ours: Any) -> str | None:
 
 
 def _compare_caches(call: Call, theirs: Any, ours: Any) -> str | None:
+    if call.settings.get("cache_implementation") in OUR_KINDS:
+        return None
     if not isinstance(ours, type(theirs)):
         return f"past_key_values are a {type(ours).__name__} for a {type(theirs).__name__}"
     if call.model not in STATES and int(theirs.get_seq_length()) != int(ours.get_seq_length()):

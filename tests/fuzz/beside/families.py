@@ -128,6 +128,16 @@ RARE_PAIRS: dict[str, Family] = {
     "pegasus_x": ("PegasusX", {**PAIR, "block_size": 4, "num_global_tokens": 2}),
 }
 PAIRS: dict[str, Family] = {**USUAL_PAIRS, **RARE_PAIRS}
+SPEECH: dict[str, dict[str, Any]] = {  # settings that such a model's file has more, or has not: None
+    "whisper": {},
+    "whisper_forced": {"forced_decoder_ids": [[1, None], [2, 56]]},  # as older files have it
+    "whisper_english": {
+        "forced_decoder_ids": [[1, 60]],
+        "is_multilingual": False,
+        "lang_to_id": None,
+        "task_to_id": None,
+    },
+}
 STATES = ("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "lfm2", "minimax")
 WINDOWS = (  # some layers see the last few columns alone
     *("mistral", "gemma2", "gemma3", "gpt_oss", "gpt_neo", "cohere2", "starcoder2", "phi3", "olmo3", "exaone4"),

@@ -20,6 +20,9 @@ MORE = (
     "assisted decoding requires a cache",
     "doesn't have its forwarding implemented",
     r"`model_kwargs` are not used by the model: \['past_key_values'\]",
+    "a window is read for ever",
+    "Whisper expects the mel input features to be of length",  # of short ones whose language is to be found
+    "IndexError: index . is out of bounds for dimension 0",  # times of sounds, if one of several was read to its end
     "Passing both `cache_implementation` .* and `past_key_values`",  # of the assistant, in its own code
 )
 # What ours refuses because it would be without effect, or can't be; transformers warns, or ignores it.
@@ -37,6 +40,10 @@ REFUSED = (
     "no token is left to choose",  # transformers takes the first token of the vocabulary then
     "gives one entry per step, and a drafter lets rows take different numbers of tokens",
     "drafts that one row of several refuses can't be left out",
+    "`force_unique_generate_call` returns the text of one run",
+    r"and a window of the model is \(rows",  # force_unique_generate_call
+    "`use_cache` is only supported for `decoder_input_ids` of length 1",  # ProphetNet's forward
+    "This model does not support the quantized cache",  # the object's forward over its own cache
     "so its inputs belong to the prompts alone",  # guidance of an object whose own cache or states are returned
 )
 
@@ -53,6 +60,13 @@ def has_no_reference(call: Call) -> bool:
         return True  # its states do not follow the beams
     if call.model in ("fsmt", "led", "prophetnet") and call.is_static:
         return True  # it writes something else then, or fails
+    if call.settings.get("condition_on_prev_tokens") and (call.is_static or len(call.sounds) > 1):
+        return True  # its positions count the padding before what came earlier, and the first row decides for all
+    writes_anew = isinstance(call.settings.get("temperature"), tuple) and not call.settings.get("return_timestamps")
+    if call.sounds and call.returns_dict and writes_anew:
+        return True  # it stacks the outputs of rows that were written anew, or fails; ours are in `segments`
+    if call.is_packed:
+        return True  # it has such caches with other packages alone
     if call.has_empty_rows:
         return True  # it masks all of them; ours refuses them, or reads them as tokens
     if _joins_tokens(call) and call.seen is not None and any(row != sorted(row) for row in call.seen):
@@ -88,11 +102,20 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # transformers takes the rows of its causal mask from the room's end; so does the object's forward
     if call.model == "mpt" and call.is_right_padded and way == "adapter":
         return True  # the object's biases count masked columns
+    if call.sounds and call.has_beams and re.search("(attentions|hidden_states|scores|logits) of step", found):
+        return True  # it keeps one beam's for each row, whichever stands in the row's place
+    is_odd = "masked" in call.extras and any(frames % 2 for frames in call.sounds)
+    if (is_odd or len(call.sounds) > 1) and "token_timestamps" in found:
+        return True  # in a window of one frame, times before it; and a row's among those of its padding
     if call.has_beams and (
         "forced_bos_token_id" in call.settings
         or ("forced_eos_token_id" in call.settings and call.settings.get("max_new_tokens") == 1)
     ):
         return True  # one token may be written first, and all beams but one stand at -1e9
+    if "again" in call.extras and call.is_pair and "returned [] more and ['encoder_" in found:
+        return True  # an encoder whose keys are in the cache is not run again
+    if "again" in call.extras and call.is_pair and re.search("(attentions|hidden_states) of step 0", found):
+        return True  # theirs have read all of the text in that step, ours what was new
     if "again" in call.extras and way == "native" and "have the shape" in found:
         return True  # native caches hold no padding of rows that ended, so more is read anew
     cuts_keys = call.model in WINDOWS or call.is_static

@@ -20,12 +20,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import transformers
 
 import unspool
-from tests.fuzz.beside.families import DECODERS, HEADS, PAIRS
+from tests.fuzz.beside.families import DECODERS, HEADS, PAIRS, SPEECH
+from tests.speech.models import make_whisper
 
 transformers.logging.set_verbosity_error()
 
 VOCAB = 97  # of every model
 PAD, EOS = 0, 2
+WINDOW = 70  # frames of sound
 DEVICE = "cpu"  # see `on`
 
 
@@ -62,6 +64,8 @@ def load(name: str, seed: int) -> Any | None:
 
 @cache
 def _make(name: str, seed: int, attention: str, device: str) -> Any:
+    if name in SPEECH:
+        return _make_speech(name, seed, attention).to(device)
     kind, settings = (DECODERS | PAIRS)[name]
     config_class = getattr(transformers, "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config")
     usual = f"{kind}ForCausalLM" if name in DECODERS else f"{kind}ForConditionalGeneration"
@@ -76,6 +80,18 @@ def _make(name: str, seed: int, attention: str, device: str) -> Any:
                     continue  # sines of positions, which a folder does not hold
                 parameter.add_(torch.randn(parameter.shape), alpha=0.25)
     return model.eval().to(device)
+
+
+def _make_speech(name: str, seed: int, attention: str) -> Any:
+    with torch.random.fork_rng():
+        model = deepcopy(make_whisper(seed, vocab_size=VOCAB, max_source_positions=WINDOW // 2))
+    for setting, value in SPEECH[name].items():
+        if value is None:
+            delattr(model.generation_config, setting)
+        else:
+            setattr(model.generation_config, setting, value)
+    model.set_attn_implementation(attention)
+    return model
 
 
 @cache

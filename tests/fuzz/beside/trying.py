@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.fuzz.beside import known, models
-from tests.fuzz.beside.calls import Call
+from tests.fuzz.beside.calls import OUR_KINDS, Call
 from tests.fuzz.beside.comparing import compare
 from tests.fuzz.beside.ways import WAYS, Answer, count_prompt, run_ours, run_theirs
 
@@ -94,7 +94,13 @@ def try_devices(call: Call, device: str) -> list[Unlike]:
 
 
 def _ask(call: Call, ours: Answer | None, model: Any = None) -> Answer:
-    """transformers' answer. Of prompts that are padded on the right, that to the same prompts padded on the left."""
+    """transformers' answer. Of prompts that are padded on the right, that to the same prompts padded on the left.
+
+    Kinds of cache that it has elsewhere alone change no answer: it is asked without.
+    """
+    if call.settings.get("cache_implementation") in OUR_KINDS:
+        kept = {name: value for name, value in call.settings.items() if name != "cache_implementation"}
+        call = call.change(settings=kept)
     if not call.is_right_padded:
         return run_theirs(call, model, ours)
     theirs = run_theirs(turn_round(call), model, ours)
@@ -144,6 +150,9 @@ def _list_smaller(call: Call) -> Iterator[Call]:
             if "negative" in extras:
                 extras["negative"] = [extras["negative"][other] for other in kept]
             yield replace(call, ids=[call.ids[other] for other in kept], mask=mask, extras=extras)
+    if len(call.sounds) > 1 and not isinstance(call.settings.get("language"), list):
+        for row in range(len(call.sounds)):
+            yield replace(call, sounds=[frames for other, frames in enumerate(call.sounds) if other != row])
     if call.mask is not None and all(all(row) for row in call.mask):
         yield replace(call, mask=None)
     if call.embeds != "none":
@@ -157,7 +166,7 @@ def _list_smaller(call: Call) -> Iterator[Call]:
 def write_script(call: Call) -> str:
     """A program that shows the difference, to be run in the repository's root."""
     parts: dict[str, Any] = {"ids": call.ids, "mask": call.mask, "embeds": call.embeds, "settings": call.settings}
-    parts |= {"extras": call.extras, "attention": call.attention}
+    parts |= {"extras": call.extras, "attention": call.attention, "sounds": call.sounds}
     told = "\n".join(f"    {name}={value!r}," for name, value in parts.items())
     return (
         "from tests.fuzz.beside.calls import Call\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,7 @@ class Answer:
     @property
     def sequences(self) -> torch.Tensor:
         """The token ids."""
-        found: torch.Tensor = self.output if isinstance(self.output, torch.Tensor) else self.output.sequences
+        found: torch.Tensor = self.output if isinstance(self.output, torch.Tensor) else self.output["sequences"]
         return found
 
 
@@ -53,6 +54,18 @@ class Recorder(transformers.generation.streamers.BaseStreamer):
     def end(self) -> None:
         """The end."""
         self.told.append("end")
+
+
+class Progress:
+    """What a call says of the frames that it has read; one that reads a window again and again is ended."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def __call__(self, frames: torch.Tensor) -> None:
+        if frames.tolist() in self.told[-1:]:
+            raise RuntimeError("a window is read for ever")
+        self.told.append(frames.tolist())
 
 
 def add_bias(token: int) -> Any:
@@ -75,12 +88,20 @@ def stop_at(tokens: list[int]) -> Any:
     return criterion
 
 
-def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, Any], Recorder | None]:
-    """The keyword arguments of a call, and its streamer."""
-    given = {**make_inputs(call, model), **call.settings}
-    streamer = Recorder() if "streamer" in call.extras else None
-    if streamer is not None:
-        given["streamer"] = streamer
+def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, Any], Recorder | Progress]:
+    """The keyword arguments of a call, and what is told on its way."""
+    given = {**call.settings, **make_inputs(call, model)}
+    told: Recorder | Progress = Progress() if call.sounds else Recorder()
+    if call.sounds:
+        given["monitor_progress"] = told
+    elif "streamer" in call.extras:
+        given["streamer"] = told
+    if "states" in call.extras:
+        source = {name: given.pop(name) for name in ("input_ids", "attention_mask") if name in given}
+        given |= {name: mask for name, mask in source.items() if name == "attention_mask"}
+        given["encoder_outputs"] = models.make(call.model, call.seed).get_encoder()(**source)
+    if "room" in call.extras:
+        given |= make_room(call, model)
     if "allowed" in call.extras:
         given["prefix_allowed_tokens_fn"] = lambda row, ids: call.extras["allowed"]
     if "processor" in call.extras:
@@ -94,7 +115,15 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
     if isinstance(mark := given.get("watermarking_config"), dict):
         kind = "SynthIDTextWatermarkingConfig" if "keys" in mark else "WatermarkingConfig"
         given["watermarking_config"] = getattr(transformers, kind)(**mark)
-    return given, streamer
+    return given, told
+
+
+def make_room(call: Call, model: Any) -> dict[str, Any]:
+    """A static cache with room for both turns: an object's is transformers', whose windows keep less."""
+    room = call.extras["room"]
+    if not isinstance(model, transformers.PreTrainedModel):
+        return {"cache_implementation": "static", "cache_config": {"max_cache_len": room}}
+    return {"past_key_values": transformers.StaticCache(config=model.config, max_cache_len=room)}
 
 
 def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
@@ -107,7 +136,7 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
     else:
         model = models.make_again(call.model, call.seed, call.attention) if model is None else model
         assistant = model if other == call.seed else models.make_again(call.model, other, call.attention)
-    given, streamer = make_arguments(call, model, assistant)
+    given, told = make_arguments(call, model, assistant)
     if way != "native":
         given["native"] = way == "object"
     if call.settings.get("do_sample"):
@@ -118,7 +147,7 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
             output = unspool.generate(model, **continue_text(call, given, output))
     except Exception as error:
         return Answer(error=error)
-    return Answer(bring_home(output), streamed=[] if streamer is None else streamer.told)
+    return Answer(bring_home(output), streamed=told.told)
 
 
 def bring_home(value: Any) -> Any:
@@ -137,6 +166,9 @@ def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, A
     """The arguments of the call that goes on behind an answer and the caller's next tokens, with the answer's cache."""
     more = torch.tensor([call.extras["again"]], device=models.DEVICE).expand(len(output.sequences), -1)
     ids = torch.cat((output.sequences, more), dim=1)
+    given = {name: value for name, value in given.items() if not name.startswith("cache_")}
+    if call.is_pair:
+        return {**given, "decoder_input_ids": ids, "past_key_values": output.past_key_values}
     seen = torch.ones_like(ids)
     if call.seen is not None:
         seen[:, : len(call.seen[0])] = torch.tensor(call.seen)
@@ -175,8 +207,9 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
     attention = "eager" if call.settings.get("output_attentions") else call.attention
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
     model = models.make(call.model, call.seed, attention) if model is None else model
+    model = deepcopy(model) if call.sounds else model  # whose settings are written to
     assistant = model if other == call.seed else models.make(call.model, other, attention)
-    given, streamer = make_arguments(call, model, assistant)
+    given, told = make_arguments(call, model, assistant)
     if "again" in call.extras:  # its drafts are checked as if the cache that was given held nothing
         given = {name: value for name, value in given.items() if name not in ("assistant_model", *DRAFTS)}
     drawn = None
@@ -187,10 +220,13 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
         with drawing(drawn):
             output = model.generate(**given)
         if "again" in call.extras:
-            output = model.generate(**continue_text(call, given, output))
+            given = continue_text(call, given, output)
+            if call.is_pair:  # it takes the columns of the encoder's mask for those that the decoder has read
+                del given["past_key_values"]
+            output = model.generate(**given)
     except Exception as error:
         return Answer(error=error)
-    return Answer(bring_home(output), streamed=[] if streamer is None else streamer.told)
+    return Answer(bring_home(output), streamed=told.told)
 
 
 def count_prompt(call: Call) -> int:

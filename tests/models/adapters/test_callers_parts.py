@@ -99,10 +99,10 @@ def test_errors_of_a_model_keep_their_kind(kind: type[Exception]) -> None:
     [
         *(
             (kind, is_returned)
-            for kind in ("sliding_window", "hybrid", "hybrid_chunked")
+            for kind in ("sliding_window", "hybrid", "hybrid_chunked", "offloaded_static")
             for is_returned in (False, True)
         ),
-        ("offloaded_hybrid", False),  # transformers' own, which would be returned, needs a GPU
+        ("offloaded_hybrid", False),  # unspool's own would be returned
         ("offloaded_hybrid_chunked", False),
     ],
 )

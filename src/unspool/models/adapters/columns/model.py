@@ -38,6 +38,8 @@ _KINDS = {  # ours to what transformers' GenerationConfig calls it
     "offloaded_static": "offloaded_static",
     "quantized": "quantized",
 }
+# On a CPU keys are where offloading would bring them, and transformers' own fails there.
+_ON_CPU: dict[str | None, str | None] = {"offloaded": None, "offloaded_static": "static"}
 IN_COLUMNS = "a transformers model runs its own forward over its own cache"
 
 
@@ -152,7 +154,9 @@ class ColumnModel(AdaptedModel):
             made = {**inputs, "use_cache": keeps_past}
             if keeps_past and made.get(name) is None:
                 theirs = copy.copy(call.config)
-                theirs.cache_implementation, theirs.cache_config = _KINDS[kind], options or None
+                known = _KINDS[kind]
+                theirs.cache_implementation = _ON_CPU.get(known, known) if self.device.type == "cpu" else known
+                theirs.cache_config = options or None
                 with name_failures(self.inner):
                     self._prepare_past(theirs, made, num_rows, room)
             return made
