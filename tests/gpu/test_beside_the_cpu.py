@@ -38,3 +38,15 @@ def test_dola_after_uneven_prompts_that_are_read_token_by_token(name: str) -> No
     ids = [[46, 9, 89, 88, 9, 9], [0, 50, 25, 50, 82, 25], [0, 0, 0, 18, 18, 95]]
     mask = [[int(token != 0) for token in row] for row in ids]
     assert try_devices(Call(name, 0, "dola", ids, mask, settings=settings), "cuda") == []
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "offloaded_static", "quantized", "static"])
+@pytest.mark.parametrize("name", ["bart", "marian", "m2m_100"])
+def test_an_encoder_decoder_whose_own_keys_lie_elsewhere(name: str, kind: str) -> None:
+    """The captured step takes a cache's memory before the first pass begins it."""
+    settings = {**RETURNED, "max_new_tokens": 8, "cache_implementation": kind, "eos_token_id": ENDS}
+    ids = [[31, 88, 31, 88, 88, 88], [34, 52, 52, 52, 52, 34]]
+    for seed in range(3):
+        for some in ({}, {"num_beams": 3}):
+            call = Call(name, seed, "greedy", ids, settings={**settings, **some})
+            assert try_devices(call, "cuda") == []

@@ -154,8 +154,10 @@ def bring_home(value: Any) -> Any:
     """An output with its tensors on the CPU; caches stay where they are."""
     if isinstance(value, torch.Tensor):
         return value.cpu()
-    if type(value) is tuple:
-        return tuple(bring_home(part) for part in value)
+    if type(value) in (tuple, list):
+        return type(value)(map(bring_home, value))
+    if type(value) is dict:
+        return {name: bring_home(part) for name, part in value.items()}
     for name in list(value) if isinstance(value, Mapping) and models.DEVICE != "cpu" else ():
         if isinstance(value[name], torch.Tensor | tuple):
             setattr(value, name, bring_home(value[name]))

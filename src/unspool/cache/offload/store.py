@@ -52,16 +52,20 @@ class AwayStore(PlainStore):
         num_away = max(num_layers - self._num_resident, 0)
         return (layer + 1) * num_away // num_layers == layer * num_away // num_layers
 
+    def _follow(self, device: torch.device) -> None:
+        """Let the model compute where its keys come from, until memory is taken."""
+        if not self.buffers and device.type != self.device.type:
+            self.move_to(device)
+
     def add_layer(self, layer: int, rows: int, keys: KeyFormat) -> None:
+        self._follow(keys.device)
         self._expected = max(self._expected, layer + 1)
         stays = self.device.type != "cpu" and self._stays(layer)
         super().add_layer(layer, rows, keys if stays else keys._replace(device=HOST))
 
     # --- a pass --------------------------------------------------------------------------------------
     def begin(self, span: Span) -> None:
-        device = torch.device(span.device)
-        if not self.buffers and device.type != self.device.type:
-            self.move_to(device)
+        self._follow(torch.device(span.device))
 
     def write(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.ferry is None:
