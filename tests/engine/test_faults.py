@@ -14,7 +14,6 @@ import torch
 
 import unspool
 from tests.engine.fakes import ENDLESS, Fake, Slow, make_engine, make_lm
-from unspool.engine import special_run
 
 
 class Refuse:
@@ -119,7 +118,6 @@ def test_without_greenlets_plain_requests_run(engine: unspool.Engine, monkeypatc
     assert engine.submit([3], max_new_tokens=2).result(10).token_ids
     with pytest.raises(unspool.MissingExtraError, match=r"unspool\[engine\]"):
         engine.submit([3], num_beams=2)
-    assert special_run.import_greenlet
 
 
 def test_a_script_may_end_without_closing_its_engine() -> None:
