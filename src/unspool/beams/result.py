@@ -61,10 +61,14 @@ def pick_best(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
 
 
 def _tabulate_ancestry(best: list[Hypothesis], like: torch.Tensor, width: int) -> torch.Tensor | None:
-    """The beams of every sequence, filled up with -1; None if they were not followed."""
+    """The beams of every sequence, filled up with -1; None if they were not followed.
+
+    Groups count a step of their sequences twice, as the reference's do, so a text without a prompt may be shorter.
+    """
     ancestry = [[int(beam) for beam in one.beam_indices] for one in best if one.beam_indices is not None]
     if len(ancestry) < len(best):
         return None
+    width = max(width, *map(len, ancestry))
     return torch.tensor(
         [beams + [-1] * (width - len(beams)) for beams in ancestry], dtype=like.dtype, device=like.device
     )  # (batch * keep, width)
