@@ -105,6 +105,8 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # the object's biases count masked columns
     if call.sounds and call.has_beams and re.search("(attentions|hidden_states|scores|logits) of step", found):
         return True  # it keeps one beam's for each row, whichever stands in the row's place
+    if call.settings.get("return_segments") and "returned a dict for a Generate" in found:
+        return True  # it leaves out the segments that were asked for, unless there are timestamps
     is_odd = "masked" in call.extras and any(frames % 2 for frames in call.sounds)
     if (is_odd or len(call.sounds) > 1) and "token_timestamps" in found:
         return True  # in a window of one frame, times before it; and a row's among those of its padding
