@@ -142,8 +142,7 @@ class Answers:
     def _write_text(self, choice: Choice, order: Order) -> str:
         if not order.echo:
             return choice.text
-        skips = bool(order.settings["skip_special_tokens"])
-        return self._texts.decode(choice.prompt_ids, skip_special_tokens=skips) + choice.text
+        return self._texts.decode(choice.prompt_ids, skip_special_tokens=order.skips_specials) + choice.text
 
 
 def _list_logprobs(given: Sequence[TokenLogprob | None], num_top: int) -> list[Any]:

@@ -73,12 +73,7 @@ def _list_echoes(reply: Reply) -> list[str]:
 
 
 def _echo(reply: Reply, prompt: list[int]) -> str:
-    return reply.texts.decode(prompt, skip_special_tokens=_skips(reply))
-
-
-def _skips(reply: Reply) -> bool:
-    """Whether special tokens are left out of texts."""
-    return bool(reply.order.settings["skip_special_tokens"])
+    return reply.texts.decode(prompt, skip_special_tokens=reply.order.skips_specials)
 
 
 def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
@@ -90,7 +85,9 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
         ids = [one.token_id for one in choice.logprobs]
         if order.echo and choice.prompt_logprobs is not None:
             listed, ids = [*choice.prompt_logprobs, *listed], [*choice.prompt_ids, *ids]
-        logprobs = texts.write_completion(listed, ids, order.logprobs, 0, skip_special_tokens=_skips(reply))
+        logprobs = texts.write_completion(
+            listed, ids, order.logprobs, 0, skip_special_tokens=reply.order.skips_specials
+        )
     made = {
         "index": choice.index,
         "text": echoed + text,
@@ -108,7 +105,7 @@ def _write_delta(reply: Reply, delta: Delta, offsets: dict[int, int]) -> dict[st
     order, logprobs = reply.order, None
     text, ids = ("", []) if order.writes_nothing else (delta.text, delta.token_ids)
     if order.logprobs is not None and delta.logprobs and not order.writes_nothing:
-        scored, skips = [one.token_id for one in delta.logprobs], _skips(reply)
+        scored, skips = [one.token_id for one in delta.logprobs], order.skips_specials
         begin = offsets.get(delta.index, 0)
         logprobs = reply.texts.write_completion(
             delta.logprobs, scored, order.logprobs, begin, skip_special_tokens=skips

@@ -56,6 +56,11 @@ class Order:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def skips_specials(self) -> bool:
+        """Whether special tokens are left out of texts."""
+        return bool(self.settings["skip_special_tokens"])
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(map(len, self.prompts))
