@@ -18,7 +18,7 @@ from unspool.kernels.gpu.attention.split_attention import HeadShape
 from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.parts_product import multiply_parts
-from unspool.kernels.gpu.products.product import multiply
+from unspool.kernels.gpu.products.product import multiply, multiply_small
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import CrossWeights
@@ -100,14 +100,24 @@ class PairBody(Body):
 
 
 class FusedPairBody(PairBody):
-    """Eight kernels per layer for one token: norms, biases, activations and residuals are part of the products.
+    """Eight kernels per layer for a few tokens: norms, biases, activations and residuals are part of the products.
 
     If norms come after the sums, a product that reads a sum normalises it and writes the result, to which the next
     product adds: the two take turns in two buffers.
     """
 
-    def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
+    def __init__(
+        self,
+        parts: PairParts,
+        device: torch.device,
+        dtype: torch.dtype,
+        form: PassShape,
+        *,
+        is_small: bool = False,  # the blocks' products are those of `multiply_small`
+    ) -> None:
         super().__init__(parts, device, dtype, form)
+        self._is_small = is_small
+        self._multiply = multiply_small if is_small else multiply
         spec = self._spec
         self._code = CODES[spec.activation]
         self._scale = float(torch.tensor(parts.own.embedding.scale, dtype=dtype))  # rounded as in `Embedding`
@@ -175,11 +185,11 @@ class FusedPairBody(PairBody):
     def _multiply_state(self, linear: AnyLinear, norm: Norm, out: torch.Tensor, **after: Any) -> None:
         """A product of the state, after the norm that comes before it."""
         if self._pair.is_norm_first:
-            multiply(linear.operand, self._x, out, bias=linear.bias, **norm_arguments(norm), **after)
+            self._multiply(linear.operand, self._x, out, bias=linear.bias, **norm_arguments(norm), **after)
             return
         late, self._late = self._late, None
         before = {"kept": self._spare, **norm_arguments(late)} if late is not None else {}
-        multiply(linear.operand, self._x, out, bias=linear.bias, **before, **after)
+        self._multiply(linear.operand, self._x, out, bias=linear.bias, **before, **after)
         if late is not None:
             self._x, self._spare = self._spare, self._x
 
@@ -194,7 +204,7 @@ class FusedPairBody(PairBody):
 
     def _add(self, linear: AnyLinear, norm: Norm, y: torch.Tensor) -> None:
         """Add a product to the state, which goes through a norm next if norms come after."""
-        multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
+        self._multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
         if not self._pair.is_norm_first:
             self._late = norm
 
@@ -202,8 +212,10 @@ class FusedPairBody(PairBody):
 class PartedPairBody(FusedPairBody):
     """A fused step of one token whose attentions leave their outputs in parts to the products that follow."""
 
-    def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
-        super().__init__(parts, device, dtype, form)
+    def __init__(
+        self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape, *, is_small: bool = False
+    ) -> None:
+        super().__init__(parts, device, dtype, form, is_small=is_small)
         shape = shape_heads(parts)
         distances = parts.biases[0].shape[1] if parts.biases else 0
         self._attend_own = PartedAttention(shape, device, dtype, writes=True, distances=distances)
@@ -238,7 +250,10 @@ class PartedPairBody(FusedPairBody):
     def _add_parts(self, linear: AnyLinear, norm: Norm | None, parts: Parts) -> None:
         weight = linear.operand
         assert isinstance(weight, torch.Tensor)
-        multiply_parts(weight, parts, self._x, linear.bias)
+        if self._is_small:
+            multiply_small(weight, parts, self._x, bias=linear.bias, adds=True)
+        else:
+            multiply_parts(weight, parts, self._x, linear.bias)
         if not self._pair.is_norm_first:
             self._late = norm
 

@@ -35,6 +35,8 @@ from unspool.kernels.gpu.products.words import Words, rounds_inputs
 from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words, unpack_words
 
 if TYPE_CHECKING:
+    from unspool.kernels.gpu.attention.parted_attention import Parts
+    from unspool.kernels.gpu.products.few_product import FewTiling
     from unspool.kernels.gpu.products.staged_product import StagedTiling
 
 FEW_ROWS: Final = 6  # up to this many in float32, a quantised matrix is read again for every two rows
@@ -106,6 +108,29 @@ def multiply(
     elif wanted:
         x = arrange(x, wanted)
     _multiply_many(weight, x, out, order=order, **around)
+
+
+def find_few_tiling(
+    weight: torch.Tensor | Words, num_rows: int, *, has_norm: bool = False, is_gated: bool = False
+) -> FewTiling | None:
+    """The tiling of a small matrix and up to eight rows on the tensor cores (`few_product`); None if it can't be."""
+    if isinstance(weight, Words) or not starts_early():
+        return None
+    from unspool.kernels.gpu.products.few_product import choose_few_tiling
+
+    return choose_few_tiling(weight, num_rows, has_norm=has_norm, is_gated=is_gated)
+
+
+def multiply_small(
+    weight: torch.Tensor | Words, x: torch.Tensor | Parts, out: torch.Tensor, *, is_gated: bool = False, **around: Any
+) -> None:
+    """As `multiply`, for a matrix and rows that `find_few_tiling` says a tiling of."""
+    has_norm = around.get("norm") is not None or around.get("centres", False)
+    tiling = find_few_tiling(weight, out.shape[0], has_norm=has_norm, is_gated=is_gated)
+    assert tiling is not None and isinstance(weight, torch.Tensor)
+    from unspool.kernels.gpu.products.few_product import multiply_few
+
+    multiply_few(weight, x, out, tiling, is_gated=is_gated, **around)
 
 
 def _find_staged_tiling(weight: torch.Tensor, x: torch.Tensor) -> StagedTiling | None:

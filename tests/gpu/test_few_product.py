@@ -1,0 +1,108 @@
+"""Products of one to eight rows with small matrices, with what stands around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.gpu.kernel_checks import check, needs_gpu, random
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+SIZES = [(64, 256), (48, 384), (48, 512), (64, 1280), (80, 1024), (48, 2816), (48, 5120)]
+NORMS = ["none", "squares", "layer", "bare layer"]
+
+
+def multiply(weight: torch.Tensor, x: Any, out: torch.Tensor, **around: Any) -> None:
+    from unspool.kernels.gpu.products.few_product import choose_few_tiling, multiply_few
+    from unspool.kernels.gpu.products.rows_tilings import starts_early
+
+    if not starts_early():
+        pytest.skip("needs a Hopper GPU and Triton's Gluon")
+    has_norm = around.get("norm") is not None or around.get("centres", False)
+    tiling = choose_few_tiling(weight, out.shape[0], has_norm=has_norm, is_gated=around.get("is_gated", False))
+    assert tiling is not None
+    multiply_few(weight, x, out, tiling, **around)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_product_with_what_stands_around_it(outputs: int, inputs: int, rows: int, norm: str, is_gated: bool) -> None:
+    """Rows around a mean of their own, many times as large as they differ."""
+    dtype = torch.bfloat16
+    height = 2 * outputs if is_gated else outputs
+    centres = norm.endswith("layer")
+    weight, x = random(height, inputs, dtype=dtype), random(rows, inputs, dtype=torch.float32)
+    x = (x + 9 * torch.arange(1, rows + 1, device=x.device)[:, None] * centres).to(dtype)
+    scale, shift = random(inputs, dtype=dtype), random(inputs, dtype=dtype)
+    before = {
+        "none": {},
+        "squares": {"norm": scale, "eps": 1e-5},
+        "layer": {"norm": scale, "shift": shift, "eps": 1e-5, "centres": True},
+        "bare layer": {"eps": 1e-5, "centres": True},
+    }[norm]
+    bias, out = random(height, dtype=dtype), random(rows, outputs, dtype=dtype)
+    held, kept = out.clone(), random(rows, inputs, dtype=dtype) if norm == "layer" else None
+    multiply(weight, x, out, bias=bias, activation=2, is_gated=is_gated, adds=True, kept=kept, **before)
+    given = x.double()
+    if norm == "squares":
+        given = F.rms_norm(given, (inputs,), scale.double(), 1e-5)
+    elif centres:
+        weights = (scale.double(), shift.double()) if norm == "layer" else (None, None)
+        given = F.layer_norm(given, (inputs,), *weights, 1e-5)
+    if kept is not None:
+        written = min(inputs, outputs)
+        check(kept[:, :written], given[:, :written], dtype)
+    first, *second = F.linear(given, weight.double(), bias.double()).split(outputs, dim=1)
+    check(out, held.double() + first.relu() * (second[0] if second else 1.0), dtype)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 256), (48, 384), (64, 1280)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_plain_product_in_float16(outputs: int, inputs: int, rows: int) -> None:
+    weight, x = random(outputs, inputs, dtype=torch.float16), random(rows, inputs, dtype=torch.float16)
+    out = torch.full((rows, outputs), torch.nan, dtype=torch.float16, device=x.device)
+    multiply(weight, x, out)
+    check(out, x.double() @ weight.double().T, torch.float16)
+
+
+def test_what_it_is_not_written_for() -> None:
+    from unspool.kernels.gpu.products.few_product import choose_few_tiling
+
+    def choose(outputs: int, inputs: int, rows: int = 1, dtype: torch.dtype = torch.bfloat16, **around: bool) -> Any:
+        weight = torch.empty(outputs, inputs, dtype=dtype, device="meta")
+        return choose_few_tiling(weight, rows, **{"has_norm": False, "is_gated": False, **around})
+
+    assert choose(64, 512) is not None and choose(64, 512, dtype=torch.float16) is not None
+    assert choose(64, 512, has_norm=True) is not None and choose(64, 512, rows=8, is_gated=True) is not None
+    assert choose(64, 512, dtype=torch.float16, has_norm=True) is None  # w * x may overflow
+    assert choose(64, 512, dtype=torch.float32) is None and choose(64, 512, rows=9) is None
+    assert choose(40, 512) is None and choose(48, 512, is_gated=True) is None  # outputs of a program
+    assert choose(64, 300) is None and choose(50_272, 512) is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 60, 300])
+@pytest.mark.parametrize(("heads", "width", "splits"), [(16, 64, 4), (20, 64, 8), (8, 32, 4)])
+def test_an_attention_in_parts(length: int, heads: int, width: int, splits: int) -> None:
+    from unspool.kernels.gpu.attention.parted_attention import PartedAttention, PartedTiling
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+
+    dtype, inputs = torch.bfloat16, heads * width
+    queries, keys = random(1, 3 * inputs, dtype=dtype), random(length + 1, 2, heads, width, dtype=dtype)
+    table, held = torch.tensor([0], device=keys.device), torch.tensor([length], device=keys.device)
+    shape, tiling = HeadShape(heads, heads, width), PartedTiling(32, splits, 4)
+    attend = PartedAttention(shape, keys.device, dtype, writes=True, tiling=tiling)
+    parts = attend(queries, keys, table, held, 0, 0.3)
+    q, k, v = (one.reshape(heads, width).double() for one in queries[0].split(inputs))
+    ks = torch.cat((keys[:length, 0].double(), k[None]))
+    vs = torch.cat((keys[:length, 1].double(), v[None]))
+    weights = torch.softmax(0.3 * torch.einsum("hd,shd->hs", q, ks), dim=1)
+    read = torch.einsum("hs,shd->hd", weights, vs).reshape(1, inputs)
+    weight, out = random(32, inputs, dtype=dtype), random(1, 32, dtype=dtype)
+    so_far = out.clone()
+    multiply(weight, parts, out, adds=True)
+    check(out, so_far.double() + read @ weight.double().T, dtype)
