@@ -134,7 +134,7 @@ def test_a_row_that_ends_every_actor_ends_the_job(
 def test_too_many_errors(source: Path, tmp_path: Path) -> None:
     from unspool.ray.batch import RayJob
 
-    with pytest.raises(BatchFailedError, match="--max-errors is 0"):
+    with pytest.raises(BatchFailedError, match="1 rows failed, and at most 0 may"):
         RayJob(make_pipeline(source), JobOutput(tmp_path / "out.jsonl"), max_errors=0).run()
     with pytest.raises(UnspoolError, match="rows"):
         RayJob(make_pipeline(source, engine={"rows": 3}), JobOutput(tmp_path / "none.jsonl")).run()

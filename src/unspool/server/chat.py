@@ -87,7 +87,7 @@ def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-def read_chat(found: Found, target: Target, kind: str = "chatcmpl") -> Order:
+def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
     """The order of a chat whose fields are known; other dialects come here with theirs translated."""
     logprobs = _read_logprobs(found, target)
     prompt, form, most = _read_prompt(found, target)

@@ -272,13 +272,13 @@ def test_an_object_is_pickled_and_copied_without_what_was_made_for_it(native: bo
     model = make("llama")
     expected = generate(model, native=native).sequences
     assert b"unspool." not in pickle.dumps(model)  # it is read where there is no unspool
-    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):  # noqa: S301
         assert not find_kept(other)
         assert torch.equal(generate(other, native=native).sequences, expected)
         with torch.no_grad():
             other.lm_head.weight.neg_()
         assert not torch.equal(generate(other, native=native).sequences, expected)
-    attached = pickle.loads(pickle.dumps(unspool.attach(model, native=native)))
+    attached = pickle.loads(pickle.dumps(unspool.attach(model, native=native)))  # noqa: S301
     assert torch.equal(attached.generate(IDS, **CALL), expected) and attached.generate.args == (attached,)
 
 
