@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.copies import copy_by_pickle
 from tests.models.adapters.tiny import LLAMA, PAIR, make
 
 import unspool
@@ -272,13 +273,13 @@ def test_an_object_is_pickled_and_copied_without_what_was_made_for_it(native: bo
     model = make("llama")
     expected = generate(model, native=native).sequences
     assert b"unspool." not in pickle.dumps(model)  # it is read where there is no unspool
-    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):  # noqa: S301
+    for other in (copy_by_pickle(model), copy.deepcopy(model)):
         assert not find_kept(other)
         assert torch.equal(generate(other, native=native).sequences, expected)
         with torch.no_grad():
             other.lm_head.weight.neg_()
         assert not torch.equal(generate(other, native=native).sequences, expected)
-    attached = pickle.loads(pickle.dumps(unspool.attach(model, native=native)))  # noqa: S301
+    attached = copy_by_pickle(unspool.attach(model, native=native))
     assert torch.equal(attached.generate(IDS, **CALL), expected) and attached.generate.args == (attached,)
 
 
