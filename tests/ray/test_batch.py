@@ -186,6 +186,16 @@ def test_a_full_disk_and_checkpoints_that_are_not_whole(
         folder.FolderJob(make_pipeline(source), tmp_path)
 
 
+def test_a_folder_of_others_is_left_alone(source: Path, tmp_path: Path) -> None:
+    from unspool.ray.folder import FolderJob
+
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "weights").write_text("mine")
+    with pytest.raises(SettingError, match="no batch wrote it; name another"):
+        FolderJob(make_pipeline(source), tmp_path, restarts=True)
+    assert (tmp_path / "checkpoint" / "weights").read_text() == "mine"
+
+
 def test_the_command(cli: Callable[..., Any], tiny: str, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"prompt": "abc " * (1 + n % 7), "id": n}) + "\n" for n in range(30)))
