@@ -20,9 +20,14 @@ def is_number(value: Any, *, allows_infinity: bool = False) -> TypeGuard[float]:
     return not math.isnan(number) if allows_infinity else math.isfinite(number)
 
 
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether a value is an int; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def is_token_id(value: Any) -> TypeGuard[int]:
     """Whether a value can be the id of a token, of whatever vocabulary; a bool is none."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_TOKEN_ID
+    return is_whole(value) and 0 <= value <= LARGEST_TOKEN_ID
 
 
 def to_plain(value: Any) -> Any:

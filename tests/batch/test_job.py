@@ -116,6 +116,24 @@ def test_items_of_responses_have_ids_that_stay(engine: Engine, tmp_path: Path) -
     assert json.loads((tmp_path / "1").read_text())["response"]["body"]["id"].startswith("resp_")
 
 
+def test_a_row_that_names_its_request_keeps_the_name(engine: Engine, tmp_path: Path) -> None:
+    bodies = [{"input": "hi", "max_output_tokens": 2, "request_id": name} for name in ("my_own-name", None)]
+    rows = [{"custom_id": str(n), "url": "/v1/responses", "body": body} for n, body in enumerate(bodies)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert make_job(engine, tmp_path / "in.jsonl", tmp_path / "out").run()
+    named, other = sorted(map(json.loads, (tmp_path / "out").read_text().splitlines()), key=lambda one: one["line"])
+    assert named["response"]["body"]["id"] == named["response"]["request_id"] == "resp_my_own-name"
+    assert other["response"]["body"]["id"] == other["id"].replace("batch_req_", "resp_") and named["id"] != other["id"]
+
+
+def test_half_a_character_fails_its_row_alone(engine: Engine, tmp_path: Path) -> None:
+    rows = [{"prompt": "hi", "id": "\ud800"}, {"prompt": "hi", "\ud800": 1}, {"prompt": "hi", "id": "whole"}]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    job = make_job(engine, tmp_path / "in.jsonl", tmp_path / "out")
+    assert job.run() and (job.progress.done, job.progress.failed) == (3, 2)
+    assert json.loads((tmp_path / "out").read_text())["id"] == "whole"
+
+
 def test_a_negative_number_of_errors_is_refused(engine: Engine, source: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="at least 0, not -1"):
         make_job(engine, source, tmp_path / "out", max_errors=-1)
@@ -176,7 +194,7 @@ def test_bad_rows_do_not_stop_it_unless_there_are_too_many(engine: Engine, tmp_p
     words = {2: "temperature", 3: "--any-model", 4: "top_p", 5: "stream"}
     assert all(word in errors[number] for number, word in words.items())
     assert told and sorted(read(tmp_path / "out.jsonl")) == [1, 6]
-    with pytest.raises(BatchFailedError, match="--max-errors is 1"):
+    with pytest.raises(BatchFailedError, match="2 rows failed, and at most 1 may"):
         make_job(engine, source, tmp_path / "few.jsonl", max_errors=1).run()
     assert make_job(engine, source, tmp_path / "any.jsonl", any_model=True).run()
     assert 3 in read(tmp_path / "any.jsonl")

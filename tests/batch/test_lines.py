@@ -39,7 +39,9 @@ def test_both_forms() -> None:
         ('{"url": "/v1/completions", "body": {}}', "needs a `custom_id`"),
         ('{"url": "/v1/completions", "body": {}, "custom_id": "a", "methods": "GET"}', "methods"),
         ('{"url": "/v1/completions", "body": {}, "custom_id": "a", "method": "GET"}', "POST"),
-        ("[" * 100_000, "not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        (r'{"prompt": "a", "id": "\ud800"}', "surrogates not allowed"),
+        (r'{"prompt": "a", "\ud800": 1}', "surrogates not allowed"),
     ],
 )
 def test_bad_lines_say_why(row: str, words: str) -> None:
@@ -86,6 +88,17 @@ def test_columns(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InputError, match="can't be read"):
         open_source(tmp_path / "bad.parquet", {"prompt": "q"})
+
+
+def test_a_column_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"q": ["a"], "prompt": ["other"], "id": ["other"], "key": ["k"]}), path)
+    (row,) = (row for _, row in open_source(path, {"prompt": "q", "id": "key"}).rows())
+    assert isinstance(row, Line) and (row.body, row.custom_id) == ({"prompt": "a"}, "k")
+    with pytest.raises(InputError, match="no column 'qq', which --prompt-column names"):
+        open_source(path, {"prompt": "qq"})
+    with pytest.raises(InputError, match="are to be 2 columns"):
+        open_source(path, {"prompt": "q", "id": "q"})
 
 
 def read_in_parts(source: Source, num_rows: int) -> list[tuple[int, Any]]:

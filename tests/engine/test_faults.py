@@ -63,6 +63,18 @@ def test_a_fault_ends_its_own_request(fault: dict[str, Any]) -> None:
         assert not engine.stats.blocks_used
 
 
+def test_code_of_a_request_does_not_end_the_program(engine: unspool.Engine) -> None:
+    def leave(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] > 4:
+            sys.exit(3)
+        return scores
+
+    other = engine.submit([7], max_new_tokens=20, num_beams=2)
+    with pytest.raises(RuntimeError, match=r"asked to end the program: SystemExit\(3\)"):
+        engine.submit([3, 4], **ENDLESS, logits_processor=[leave]).result(10)
+    assert other.result(10).token_ids and engine.submit([3], max_new_tokens=2).result(10).token_ids
+
+
 class Nan(Fake):
     """Its scores are NaN after the token 7."""
 

@@ -298,3 +298,22 @@ def test_nan_is_told_apart() -> None:
 
 
 # --- the distribution -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [{}, {"do_sample": True}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda scores: None, "returned None"),
+        (lambda scores: "scores", "returned 'scores'"),
+        (lambda scores: scores[:, :5], rf"returned a tensor of the shape \(\d, 5\).* here \(\d, {VOCAB}\)"),
+        (lambda scores: torch.cat([scores, scores]), "a processor returns scores of the shape that it was given"),
+    ],
+)
+def test_what_a_callers_processor_returns_is_looked_at(strategy: dict[str, Any], made: Any, words: str) -> None:
+    class Own(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+            return made(scores)
+
+    with pytest.raises(SettingError, match=words):
+        generate(FakeModel(VOCAB), torch.tensor([[1, 2, 3]]), logits_processor=[Own()], max_new_tokens=3, **strategy)

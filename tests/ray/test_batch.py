@@ -134,7 +134,7 @@ def test_a_row_that_ends_every_actor_ends_the_job(
 def test_too_many_errors(source: Path, tmp_path: Path) -> None:
     from unspool.ray.batch import RayJob
 
-    with pytest.raises(BatchFailedError, match="--max-errors is 0"):
+    with pytest.raises(BatchFailedError, match="1 rows failed, and at most 0 may"):
         RayJob(make_pipeline(source), JobOutput(tmp_path / "out.jsonl"), max_errors=0).run()
     with pytest.raises(UnspoolError, match="rows"):
         RayJob(make_pipeline(source, engine={"rows": 3}), JobOutput(tmp_path / "none.jsonl")).run()
@@ -184,6 +184,16 @@ def test_a_full_disk_and_checkpoints_that_are_not_whole(
         folder.FolderJob(make_pipeline(source, seed=1), place)
     with pytest.raises(SettingError, match="no batch wrote it"):
         folder.FolderJob(make_pipeline(source), tmp_path)
+
+
+def test_a_folder_of_others_is_left_alone(source: Path, tmp_path: Path) -> None:
+    from unspool.ray.folder import FolderJob
+
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "weights").write_text("mine")
+    with pytest.raises(SettingError, match="no batch wrote it; name another"):
+        FolderJob(make_pipeline(source), tmp_path, restarts=True)
+    assert (tmp_path / "checkpoint" / "weights").read_text() == "mine"
 
 
 def test_the_command(cli: Callable[..., Any], tiny: str, tmp_path: Path) -> None:

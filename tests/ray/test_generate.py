@@ -76,6 +76,82 @@ def test_other_batches_and_columns() -> None:
     assert "an object or its JSON text" in row["generation_error"]
 
 
+@pytest.mark.parametrize("columns", [("question", "prompt"), ("prompt", "question")])
+def test_a_column_that_is_named_is_the_one_that_is_read(actor: Generate, columns: tuple[str, str]) -> None:
+    other = Generate(make_fake_lm, prompt_column="question", engine=ENGINE, max_new_tokens=7, eos_token_id=None)
+    texts = {"question": "ab", "prompt": "something else"}
+    (found,) = call(other, [{name: texts[name] for name in columns}])
+    (expected,) = call(actor, [{"prompt": "ab"}])
+    assert found["generated_text"] == expected["generated_text"] and found["prompt"] == "something else"
+    other.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"settings": "[" * 100_000}, "`settings` of a row is not valid JSON: it is nested too deeply"),
+        ({"settings": "{x"}, "`settings` of a row is not valid JSON"),
+        ({"settings": r'{"\ud800": 1}'}, "surrogates not allowed"),
+        ({"settings": '{"temperature": NaN}'}, "NaN is not a number"),
+        ({"prompt": b"ab"}, "a column holds what JSON has no form for"),
+        ({"prompt": None, "custom_id": "a", "url": "/v1/completions", "body": "ab"}, "`body` is the object"),
+    ],
+)
+def test_a_row_that_can_t_be_read_fails_alone(actor: Generate, row: dict[str, Any], words: str) -> None:
+    (found,) = call(actor, [{"prompt": "ab", **row}])
+    assert words in found["generation_error"]
+    assert call(actor, [{"prompt": "ab"}])[0]["generation_error"] is None
+
+
+class Rows:
+    """What `generate` asks of a dataset before it is read."""
+
+    def __init__(self, *columns: str) -> None:
+        self.names = columns
+
+    def schema(self, fetch_if_missing: bool) -> Any:
+        assert not fetch_if_missing
+        return self if self.names else None
+
+    def map_batches(self, *_: Any, **__: Any) -> str:
+        return "made"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ds": [{"prompt": "ab"}]}, "takes a dataset"),
+        ({"ds": Rows("question")}, "the columns question and none for prompts"),
+        ({"ds": Rows("prompt"), "prompt_column": "question"}, "no column 'question', which `prompt_column` names"),
+        ({"ds": Rows("prompt", "generated_text")}, "already have a column 'generated_text'"),
+        ({"prompt_column": "x", "messages_column": "x"}, "are to be three columns"),
+        ({"temprature": 1}, "did you mean 'temperature'"),
+        ({"temperature": "x"}, "must be a number"),
+        ({"stream": True}, "`stream` is not a setting for all rows"),
+        ({"prompt": "x"}, "`prompt` is not a setting for all rows"),
+        ({"actors": (1, 2, 3)}, "the least and the most"),
+        ({"actors": "2"}, "a whole number"),
+        ({"actors": True}, "a whole number"),
+        ({"batch_size": 0}, "from 1 on"),
+        ({"batch_size": "x"}, "from 1 on"),
+    ],
+)
+def test_what_can_t_be_is_refused_before_there_are_actors(
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unspool.ray.dataset.import_ray", lambda _: None)
+    monkeypatch.setattr("unspool.ray.dataset.map_batches", lambda *_: "made")
+    with pytest.raises((InputError, SettingError), match=words):
+        generate(**{"ds": Rows("prompt"), "model": make_fake_lm, **options})
+    for ds in (Rows(), Rows("prompt"), Rows("body", "custom_id", "url"), Rows("question", "prompt")):
+        assert generate(ds, make_fake_lm, temperature=0.5, n=2, top_logprobs=2, actors=[1, 2]) == "made"
+
+
+def test_a_seed_is_a_number() -> None:
+    with pytest.raises(SettingError, match="`seed` is a whole number"):
+        Generate(make_fake_lm, engine=ENGINE, seed="x")
+
+
 def test_rows_leave_before_their_batch_is_done() -> None:
     lm = make_fake_lm(Slow(vocab=160, max_context=2048))
     actor = Generate(lm, engine=ENGINE, eos_token_id=None)

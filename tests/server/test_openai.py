@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
-from tests.server.running import RunningServer, make_fake_lm, make_layered_lm
+from tests.engine.fakes import BLOCK_BYTES
+from tests.server.running import TOOL_TEMPLATE, RunningServer, make_fake_lm, make_layered_lm
+from unspool.api.speaker import Piece
+from unspool.engine import Engine
+from unspool.errors import InputError
+from unspool.grammar.tools import CallFormat
+from unspool.server.chat import render_chat
+from unspool.server.orders import Order, Target
+from unspool.server.work import Work
 
 HELLO: Any = [{"role": "user", "content": "hello world"}]
 
@@ -314,6 +323,49 @@ def test_calls_that_a_template_does_not_write_are_refused(client: openai.OpenAI)
     assert client.chat.completions.create(model="tools", messages=messages, max_tokens=2).choices
     with pytest.raises(openai.BadRequestError, match=r"messages\[1\] has tool_calls"):
         client.chat.completions.create(model="fake", messages=messages, max_tokens=2)
+
+
+@pytest.mark.parametrize("most", [1, None])
+async def test_an_answer_with_all_its_calls_has_not_ended_by_its_length(most: int | None) -> None:
+    text = '<call>{"name": "weather", "arguments": {}}</call> and on and on'
+    call_format = CallFormat('<call>{"name": "', '", "arguments": ', "}</call>")
+    order = Order("chatcmpl-", "x", "tools", [[5]], {}, {}, call_format=call_format, most_calls=most)
+    lm = make_fake_lm()
+    with Engine(lm, memory=BLOCK_BYTES * 400, max_rows=2) as engine:
+        order.settings |= {"max_new_tokens": 1}
+        work = Work(engine, order, lm.tokenizer)
+        (choice,) = await work.choices()
+        result = replace(work.requests[0].result(), texts=[text], finish_reasons=["length"])
+        choice = work._make_choice(0, 0, 0, result)
+        piece = Piece(text, row=0, token_ids=result.token_ids[0], finish_reason="length")
+        (delta,) = work._make_deltas(0, piece)
+    assert [one.name for one in choice.calls] == [one.name for one in delta.calls] == ["weather"]
+    assert choice.finish_reason == delta.finish_reason == ("tool_calls" if most else "length")
+    assert choice.text == delta.text == ("" if most else " and on and on")
+
+
+def test_chats_with_calls_that_a_template_is_known_to_write_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target("tools", make_fake_lm(has_tools=True))
+    tokenizer, rendered = target.tokenizer, list[int]()
+    # Calls beside a text are left out, as by templates that have the one or the other.
+    tokenizer.chat_template = TOOL_TEMPLATE.replace("or []", "or [] if not message.content")
+    write = tokenizer.apply_chat_template
+    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda *a, **n: (rendered.append(1), write(*a, **n))[1])
+    call: Any = {"function": {"name": "weather", "arguments": {"place": "rome"}}}
+
+    def render(calls: list[Any], content: str = "", **more: Any) -> int:
+        rendered.clear()
+        said = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+        ids = render_chat(target, [*HELLO, said], **more)
+        assert not calls or "weather" in tokenizer.decode(ids, skip_special_tokens=False)
+        return len(rendered)
+
+    assert [render([]), render([call]), render([call]), render([call, call]), render([call] * 3)] == [1, 2, 1, 2, 1]
+    for _ in range(2):
+        with pytest.raises(InputError, match="tool_calls, which this model's chat template does not write"):
+            render([call], "text")
+    tokenizer.chat_template = TOOL_TEMPLATE
+    assert [render([call], "text"), render([call], "text")] == [2, 1]
 
 
 @pytest.mark.parametrize("skips", [True, False])

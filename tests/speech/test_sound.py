@@ -262,5 +262,5 @@ def test_other_formats_through_soundfile(tmp_path: Path) -> None:
         found = collect(open_sound(tmp_path / name))
         assert np.abs(found[2000:6000]).max() == pytest.approx(0.5, abs=most)
     (tmp_path / "words.txt").write_text("this is no sound at all")
-    with pytest.raises(InputError, match="is not sound that can be read"):
+    with pytest.raises(InputError, match=r"is not sound that can be read: Format not recognised\. Give"):
         open_sound(tmp_path / "words.txt")

@@ -56,9 +56,16 @@ def detach(model: Any = None) -> Any:
 
 def _check(model: Any, name: str) -> None:
     if not is_transformers_model(model):
+        hint = f"; {name} the model that it wraps, and go on calling this" if _wraps(model) else ""
         raise SettingError(
-            f"{name}() takes a transformers model, or nothing for all of them, not a {type(model).__name__}"
+            f"{name}() takes a transformers model, or nothing for all of them, not a {type(model).__name__}{hint}"
         )
+
+
+def _wraps(model: Any) -> bool:
+    """Whether an object is a transformers model in a wrapper: torch.compile's, PEFT's or one for several devices."""
+    inside = (getattr(model, "_orig_mod", None), getattr(model, "base_model", None), getattr(model, "module", None))
+    return any(is_transformers_model(getattr(one, "model", None)) or is_transformers_model(one) for one in inside)
 
 
 def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from unspool.api import LanguageModel
 from unspool.batch.lines import CHAT, COMPLETIONS, RESPONSES, BadLineError, Line
 from unspool.decoding.randomness import derive_seed
 from unspool.engine import Engine
-from unspool.errors import EngineError, UnspoolError
+from unspool.errors import EngineError, SettingError, UnspoolError
+from unspool.numeric import is_whole
 from unspool.outputs import TokenLogprob
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
 from unspool.server.dialect import Dialect, Reply
-from unspool.server.fields import FieldTable
+from unspool.server.fields import FieldTable, read_fields
 from unspool.server.names import CHAT as CHAT_FIELDS
 from unspool.server.names import COMPLETIONS as COMPLETION_FIELDS
 from unspool.server.names import RESPONSES as RESPONSE_FIELDS
@@ -38,6 +38,21 @@ _DIALECTS: dict[str, tuple[Dialect, FieldTable]] = {
 }
 
 
+_OF_A_ROW = ("prompt", "messages", "input", "model", "stream", "request_id")  # nothing that all rows can have
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise for a setting that is to hold for all rows and that none can have."""
+    for name, value in settings.items():
+        tables = [table for _, table in _DIALECTS.values() if name in table]
+        if name in _OF_A_ROW:
+            raise SettingError(f"`{name}` is not a setting for all rows; leave it out")
+        try:
+            read_fields({name: value}, tables[0] if tables else CHAT_FIELDS)
+        except RequestError as error:
+            raise SettingError(str(error)) from error
+
+
 class Answers:
     """Begins rows in an engine and writes their answers; `settings` hold for rows that don't say otherwise."""
 
@@ -52,6 +67,9 @@ class Answers:
         any_model: bool = False,
         created: int = 0,  # the time that answers are dated with
     ) -> None:
+        if not is_whole(seed):
+            raise SettingError(f"`seed` is a whole number, from which the seeds of rows follow, not {seed!r:.40}")
+        check_settings(settings or {})
         self._engine, self._created = engine, created
         self._settings, self._seed, self._any_model = dict(settings or {}), seed, any_model
         self._target = Target(name, lm, _LIMITS)
@@ -83,9 +101,9 @@ class Answers:
         if "seed" not in taken:
             body["seed"] = derive_seed(self._seed, line.number) % 2**31
         order = dialect.read(body, self._target)
-        digest = hashlib.sha256(f"{line.number}\0{line.custom_id}".encode()).hexdigest()
-        kind = re.split("[-_]", order.id, maxsplit=1)[0]
-        order.id, order.created = f"{order.id[: len(kind) + 1]}{digest[:24]}", self._created
+        order.created = self._created
+        if body.get("request_id") is None:
+            order.name = _name_line(line)
         return order
 
     def wait(self, work: Work) -> list[Choice]:
@@ -105,7 +123,7 @@ class Answers:
         order = work.order
         body = _DIALECTS[line.url][0].write(Reply(order, self._texts, "unspool"), choices, work)
         return {
-            "id": f"batch_req_{order.id[-24:]}",
+            "id": f"batch_req_{_name_line(line)}",
             "custom_id": line.custom_id,
             "line": line.number,
             "response": {"status_code": 200, "request_id": order.id, "body": body},
@@ -143,6 +161,11 @@ class Answers:
         if not order.echo:
             return choice.text
         return self._texts.decode(choice.prompt_ids, skip_special_tokens=order.skips_specials) + choice.text
+
+
+def _name_line(line: Line) -> str:
+    """A name for a row's answer, the same every time."""
+    return hashlib.sha256(f"{line.number}\0{line.custom_id}".encode()).hexdigest()[:24]
 
 
 def _list_logprobs(given: Sequence[TokenLogprob | None], num_top: int) -> list[Any]:

@@ -79,7 +79,7 @@ class Ledger:
 
     def __init__(self, output: JobOutput, max_errors: int | None = None) -> None:
         if max_errors is not None and max_errors < 0:
-            raise SettingError(f"--max-errors is at least 0, not {max_errors}")
+            raise SettingError(f"`max_errors` is at least 0, not {max_errors}")
         self._output, self._max_errors = output, max_errors
         self.progress = Progress(0)
 
@@ -106,7 +106,7 @@ class Ledger:
         self._note_done(number)
         if self._max_errors is not None and self.progress.failed > self._max_errors:
             raise BatchFailedError(
-                f"{self.progress.failed} rows failed, and --max-errors is {self._max_errors}: "
+                f"{self.progress.failed} rows failed, and at most {self._max_errors} may: "
                 f"{self._output.errors.path} says why. The last one, line {number}: "
                 f"{json.loads(line)['error']['message']}"
             )

@@ -37,10 +37,20 @@ def parse_line(number: int, text: bytes) -> Line:
     if len(text) > MAX_LINE_BYTES:
         raise BadLineError(f"the line has {len(text)} bytes; at most {MAX_LINE_BYTES} are read")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        value = load_json(text)
+    except ValueError as error:
         raise BadLineError(f"the line is not valid JSON: {error}") from error
     return read_row(number, value)
+
+
+def load_json(text: str | bytes) -> Any:
+    """The value of a text of JSON; a ValueError says why there is none, or none that can be written again."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # a half of a character, such as "\\ud800", is refused here
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
 
 
 def _refuse_constant(name: str) -> Any:

@@ -122,10 +122,16 @@ class ColumnFile(Source):
         """`names` are the file's names of `prompt`, `messages` and `id`."""
         super().__init__(path)
         self._names = {column: name for name, column in names.items()}
+        self._hidden = set(names) - set(self._names)  # columns whose name another one was given
         if find_spec("pyarrow") is None:
             raise MissingExtraError("pyarrow", "batch", f"reading {path.suffix} files")
         with _open_table(path) as table:
-            known = {self._names.get(column, column) for column in table.columns}
+            known = {self._names.get(column, column) for column in table.columns if column not in self._hidden}
+        if len(self._names) < len(names):
+            raise InputError(f"{', '.join(map(repr, names.values()))} are to be {len(names)} columns of {path}")
+        for name, column in names.items():
+            if column not in table.columns:
+                raise InputError(f"{path} has no column {column!r:.80}, which --{name}-column names")
         if not known & {"prompt", "messages"}:
             raise InputError(
                 f"{path} has the columns {', '.join(table.columns)[:400]} and none for prompts; name it with "
@@ -153,7 +159,8 @@ class ColumnFile(Source):
             for batch in table.read(part.place):
                 for row in batch.to_pylist():
                     number += 1
-                    named = {self._names.get(name, name): value for name, value in row.items() if value is not None}
+                    shown = {name: value for name, value in row.items() if name not in self._hidden}
+                    named = {self._names.get(name, name): value for name, value in shown.items() if value is not None}
                     yield number, _write_row(named)
 
 

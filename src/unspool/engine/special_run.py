@@ -74,8 +74,11 @@ class SpecialRun:
     # --- in its greenlet ---------------------------------------------------------------------------------
     def _drive(self) -> None:
         wait_by(self._wait)  # in this greenlet alone
-        for emitted in self._run:
-            self._deliver(emitted)
+        try:
+            for emitted in self._run:
+                self._deliver(emitted)
+        except SystemExit as error:  # of a caller's own code, which would end the driving thread and all requests
+            raise RuntimeError(f"code of this request asked to end the program: {error!r}") from error
 
     def _answer(self, ask: Ask) -> Forward:
         if import_greenlet().getcurrent() is not self._let:  # asked after its end, by what it has returned

@@ -71,6 +71,17 @@ class LogitsProcessor(ABC):
         return chosen
 
 
+def _check_made(processor: Any, made: Any, scores: torch.Tensor) -> torch.Tensor:
+    """What a processor returned for scores, which a caller's own may forget to do."""
+    if isinstance(made, torch.Tensor) and made.shape == scores.shape:
+        return made
+    found = f"a tensor of the shape {tuple(made.shape)}" if isinstance(made, torch.Tensor) else f"{made!r:.60}"
+    raise SettingError(
+        f"{type(processor).__name__} returned {found}; a processor returns scores of the shape that it was given, "
+        f"here {tuple(scores.shape)}"
+    )
+
+
 class LogitsProcessorList(list[Any]):
     """Processors run in turn; arguments beyond the two go to those whose signature takes them."""
 
@@ -89,7 +100,7 @@ class LogitsProcessorList(list[Any]):
         for processor in self:
             extra = _find_extra(processor)
             if extra is None:
-                scores = processor(input_ids, scores)
+                scores = _check_made(processor, processor(input_ids, scores), scores)
                 continue
             required, optional, takes_any = extra
             missing = [name for name in required if name not in kwargs]
@@ -99,7 +110,7 @@ class LogitsProcessorList(list[Any]):
                     "Make sure that every argument its __call__ requires is given to the processor list."
                 )
             taken = kwargs if takes_any else {name: kwargs[name] for name in required + optional if name in kwargs}
-            scores = processor(input_ids, scores, **taken)
+            scores = _check_made(processor, processor(input_ids, scores, **taken), scores)
         return scores
 
     def find_forbidden(self, width: int) -> tuple[int, ...] | None:

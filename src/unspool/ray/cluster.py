@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from unspool.errors import MissingExtraError, ResourceError, SettingError
-from unspool.numeric import is_number
+from unspool.numeric import is_number, is_whole
 
 _PART_OF_GPU: Final = 0.9  # of an actor's share; the rest is for passes
 _MOST_ACTORS: Final = 100_000
@@ -51,6 +51,8 @@ class Actors:
     gpus: float | None = None  # a fraction lets small models share a GPU; None: one, if the cluster has any
 
     def __post_init__(self) -> None:
+        if not (is_whole(self.least) and is_whole(self.most)):
+            raise SettingError(f"actors are a whole number, or a range, not {self.least!r:.40}:{self.most!r:.40}")
         if not 1 <= self.least <= self.most <= _MOST_ACTORS:
             raise SettingError(f"actors are from 1 to {_MOST_ACTORS}, or a range, not {self.least}:{self.most}")
         if not is_number(self.cpus) or not 0 < self.cpus <= 4096:

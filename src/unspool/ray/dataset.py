@@ -6,11 +6,12 @@ import hashlib
 import inspect
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from unspool.errors import InputError, SettingError, excerpt
+from unspool.numeric import is_whole
 from unspool.ray.cluster import Actors, import_ray
 from unspool.ray.worker import Answered, Worker, locate
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 CALLS_AT_ONCE: Final = 4  # of an actor: the last rows of one batch share passes with the first of the next
 RETRIES = 16  # of a task whose actor has died: a row that ends every actor that reads it does not go round for ever
 _TAKEN: Final = ("prompt", "messages", "id", "custom_id", "method", "url", "body")
+_COLUMNS: Final = {"prompt_column": "prompt", "messages_column": "messages", "id_column": "id"}
+_OWN: Final = (*_COLUMNS, "seed", "load", "engine")  # arguments of `Generate` that are no settings
 _MADE: Final = (
     "generated_text",
     "generated_texts",
@@ -52,7 +55,7 @@ class Generate(Worker):
         engine: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self._names = {prompt_column: "prompt", messages_column: "messages", id_column: "id"}
+        self._columns = _name_columns(prompt_column, messages_column, id_column)
         super().__init__(model, seed=seed, load=load, engine=engine, settings=settings, any_model=True)
 
     def __call__(self, batch: Any) -> Iterator[Any]:
@@ -66,18 +69,21 @@ class Generate(Worker):
     def _read(self, row: dict[str, Any]) -> tuple[int, Line | BadLineError]:
         from unspool.batch.lines import BadLineError, read_row
 
-        named = {self._names.get(column, column): value for column, value in row.items()}
-        asked = {name: _drop_nones(named[name]) for name in _TAKEN if named.get(name) is not None}
-        number = named.get("line")
+        found = {name: row.get(column) for name, column in self._columns.items()}
+        asked = {name: _drop_nones(value) for name, value in found.items() if value is not None}
+        number = row.get("line")
         try:
-            settings = _read_settings(named.get("settings"))
-            asked = asked | settings if "body" not in asked else {**asked, "body": {**asked["body"], **settings}}
-            if not isinstance(number, int) or not 0 <= number < 1 << 63:
+            settings = _read_settings(row.get("settings"))
+            if "body" not in asked:
+                asked |= settings
+            elif isinstance(asked["body"], dict):
+                asked["body"] |= settings
+            if not is_whole(number) or not 0 <= number < 1 << 63:
                 number = _number_by_content(asked)
             return number, read_row(number, asked)
         except BadLineError as error:
             return 0, error
-        except (InputError, TypeError, ValueError) as error:
+        except SettingError as error:
             return 0, BadLineError(str(error))
 
 
@@ -97,9 +103,49 @@ def generate(
     fraction lets actors with small models share one. Further arguments are those of `Generate`.
     """
     import_ray("unspool.ray.generate")
-    least, most = actors if isinstance(actors, tuple) else (actors, actors)
-    given = Actors(least, most, cpus, gpus)
+    if not hasattr(ds, "map_batches"):
+        raise SettingError(f"generate() takes a dataset, such as ray.data.from_items(rows), not {ds!r:.80}")
+    bounds = actors if isinstance(actors, tuple | list) else (actors, actors)
+    if len(bounds) != 2:
+        raise SettingError(f"`actors` is a number, or the least and the most, not {actors!r:.40}")
+    given = Actors(*bounds, cpus, gpus)
+    if not is_whole(batch_size) or batch_size < 1:
+        raise SettingError(f"`batch_size` is a whole number of rows from 1 on, not {batch_size!r:.40}")
+    _check_options(options)
+    _check_columns(ds, options)
     return map_batches(ds, Generate, given, batch_size, locate(model), options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise for settings that no row can have, before there are actors that would say so for each."""
+    from unspool.batch.answers import check_settings
+
+    check_settings({name: value for name, value in options.items() if name not in _OWN})
+
+
+def _check_columns(ds: Any, options: Mapping[str, Any]) -> None:
+    """Raise if a dataset has no column for prompts, or has one of ours, as far as that is known before it is read."""
+    schema = ds.schema(fetch_if_missing=False)
+    if schema is None:
+        return
+    columns = _name_columns(**{name: options[name] for name in _COLUMNS if name in options})
+    for option, column in _COLUMNS.items():
+        if options.get(option, column) != column and options[option] not in schema.names:
+            raise InputError(f"the rows have no column {options[option]!r:.80}, which `{option}` names")
+    if not {columns.get(name) for name in ("prompt", "messages", "body")} & set(schema.names):
+        raise InputError(
+            f"the rows have the columns {', '.join(schema.names)[:400]} and none for prompts; name it with "
+            "`prompt_column` or `messages_column`"
+        )
+    _refuse_made(schema.names)
+
+
+def _name_columns(prompt_column: str = "prompt", messages_column: str = "messages", id_column: str = "id") -> Any:
+    """The column of each thing that is taken from a row; one that was given another meaning has its own no more."""
+    named = {"prompt": prompt_column, "messages": messages_column, "id": id_column}
+    if len(set(named.values())) < len(named):
+        raise SettingError(f"{', '.join(map(repr, named.values()))} are to be three columns")
+    return named | {name: name for name in _TAKEN if name not in named and name not in named.values()}
 
 
 def map_batches(ds: Any, kind: type, actors: Actors, batch_size: int, model: Any, options: Mapping[str, Any]) -> Any:
@@ -136,16 +182,25 @@ def _as_table(batch: Any) -> Any:
         batch = pa.table({name: pa.array(list(values)) for name, values in batch.items()})
     elif not isinstance(batch, pa.Table):
         batch = pa.Table.from_pandas(batch, preserve_index=False)
-    taken = [name for name in _MADE if name in batch.column_names]
+    _refuse_made(batch.column_names)
+    return batch
+
+
+def _refuse_made(columns: Sequence[str]) -> None:
+    taken = [name for name in _MADE if name in columns]
     if taken:
         raise InputError(f"the rows already have a column {taken[0]!r}; rename or drop it before generating")
-    return batch
 
 
 def _read_settings(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
-    settings = json.loads(value) if isinstance(value, str) else _drop_nones(value)
+    from unspool.batch.lines import load_json
+
+    try:
+        settings = load_json(value) if isinstance(value, str) else _drop_nones(value)
+    except ValueError as error:
+        raise SettingError(f"`settings` of a row is not valid JSON: {error}") from error
     if not isinstance(settings, dict):
         raise SettingError(f"`settings` of a row is an object or its JSON text, not {excerpt(value)}")
     for name in settings:
@@ -163,7 +218,10 @@ def _drop_nones(value: Any) -> Any:
 
 def _number_by_content(asked: Mapping[str, Any]) -> int:
     """A number for a row that has none: the same for the same request, wherever it is in the dataset."""
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
+    try:
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
+    except TypeError as error:
+        raise SettingError(f"a column holds what JSON has no form for: {error}") from error
     return int.from_bytes(digest[:6], "big")
 
 

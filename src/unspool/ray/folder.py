@@ -44,7 +44,7 @@ class FolderJob:
         if self.folder.exists() and not self.folder.is_dir():
             raise SettingError(f"{folder} is a file; an output that ends with / is a folder")
         note = Note(self.folder / "job.json", self.folder)
-        if restarts:
+        if restarts and note.path.exists():  # else `checkpoint` may be somebody's own
             for path in (self._parts, self._checkpoint):
                 shutil.rmtree(path, ignore_errors=True)
             note.path.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ class FolderJob:
         if self.is_resumed:
             note.compare(pipeline.describe())
         elif any(self.folder.iterdir()):
-            raise SettingError(f"{folder} is not empty and no batch wrote it; name another, or use --restart")
+            raise SettingError(f"{folder} is not empty and no batch wrote it; name another")
         else:
             note.write(pipeline.describe())
         for path in self._list_committed():

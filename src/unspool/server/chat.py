@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from unspool.errors import InputError, UnspoolError, excerpt
 from unspool.grammar.tools import CallFormat, find_format, make_settings
@@ -18,6 +19,11 @@ from unspool.server.orders import Order, Target, has_structure, make_order
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
+from unspool.text import Tokenizer
+
+# Chats whose tool calls a template has been seen to write, so that the next ones like them are rendered once: the
+# template, whether there are tools, and whether messages with calls have a text, and several calls.
+_WRITTEN: Final = WeakKeyDictionary[Tokenizer, set[tuple[str, bool, frozenset[tuple[bool, bool]]]]]()
 
 
 class ChatDialect(OpenAIErrors):
@@ -87,7 +93,7 @@ def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-def read_chat(found: Found, target: Target, kind: str = "chatcmpl") -> Order:
+def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
     """The order of a chat whose fields are known; other dialects come here with theirs translated."""
     logprobs = _read_logprobs(found, target)
     prompt, form, most = _read_prompt(found, target)
@@ -265,7 +271,14 @@ def render_chat(
         return written
 
     text = write(messages)
-    _refuse_unread_calls(messages, text, write)
+    calling = [message for message in messages if message.get("tool_calls")]
+    seen = _WRITTEN.setdefault(tokenizer, set())
+    kinds = frozenset((bool(message.get("content")), len(message["tool_calls"]) > 1) for message in calling)
+    kind = (str(tokenizer.chat_template), tools is not None, kinds)
+    if calling and (variables or kind not in seen):
+        _refuse_unread_calls(messages, text, write)
+        if not variables:  # with other variables the template may write otherwise
+            seen.add(kind)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not ids:
         raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
@@ -276,9 +289,7 @@ def _refuse_unread_calls(
     messages: list[dict[str, Any]], text: str, write: Callable[[list[dict[str, Any]]], str]
 ) -> None:
     """Raise if the template writes the same without the messages' tool calls: nobody should believe they were read."""
-    place = next((place for place, message in enumerate(messages) if message.get("tool_calls")), None)
-    if place is None:
-        return
+    place = next(place for place, message in enumerate(messages) if message.get("tool_calls"))
     bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
     try:
         is_unread = write(bare) == text

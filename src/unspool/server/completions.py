@@ -11,7 +11,7 @@ from unspool.server.fields import read_fields
 from unspool.server.frames import frame
 from unspool.server.names import COMPLETIONS
 from unspool.server.openai import OpenAIErrors, make_head, send_chunks
-from unspool.server.orders import COMPLETION_TOKENS, Order, Target, make_order
+from unspool.server.orders import COMPLETION, COMPLETION_TOKENS, Order, Target, make_order
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
@@ -32,7 +32,7 @@ class CompletionDialect(OpenAIErrors):
             raise refuse_field("logprobs", f"at most {target.limits.top_logprobs} likeliest tokens are returned")
         if "max_length" not in found.settings:
             found.settings.setdefault("max_new_tokens", COMPLETION_TOKENS)
-        order = make_order(found, prompts, target, "cmpl")
+        order = make_order(found, prompts, target, COMPLETION)
         order.logprobs, order.echo = logprobs, echo
         if order.num_drawn > order.num_choices and order.stream:
             raise refuse_field("best_of", "`best_of` is known at the end, and a stream can't wait for it")

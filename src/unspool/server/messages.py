@@ -127,9 +127,7 @@ def _translate(found: Found) -> None:
 
 def _read_order(found: Found, target: Target) -> Order:
     _translate(found)
-    order = read_chat(found, target, "msg")
-    order.id = order.id.replace("-", "_", 1)
-    return order
+    return read_chat(found, target, "msg_")
 
 
 def _read_message(message: Any, where: str) -> list[dict[str, Any]]:

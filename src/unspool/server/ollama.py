@@ -59,7 +59,7 @@ class OllamaDialect:
         if not all(isinstance(message, dict) for message in messages):
             raise refuse_field("messages", "`messages` is a list of messages, each with a role and a content")
         found.put("messages", [_name_calls(message) for message in messages])
-        return read_chat(found, target, "ollama")
+        return read_chat(found, target, "ollama-")
 
     def _read_prompt(self, found: Found, target: Target) -> Order:
         prompt, system = found.take("prompt"), found.take("system")
@@ -67,13 +67,13 @@ class OllamaDialect:
             if system is not None:
                 raise refuse_field("system", "`system` goes into the chat template, which `raw` leaves out")
             wanted, top = found.take("logprobs", False), found.take("top_logprobs", 0)
-            order = make_order(found, read_prompts(prompt, target), target, "ollama")
+            order = make_order(found, read_prompts(prompt, target), target, "ollama-")
             if wanted:
                 order.logprobs = order.settings["logprobs"] = top
             return order
         messages = [] if system is None else [{"role": "system", "content": system}]
         found.put("messages", [*messages, {"role": "user", "content": prompt}])
-        return read_chat(found, target, "ollama")
+        return read_chat(found, target, "ollama-")
 
     def write(self, reply: Reply, choices: list[Choice], work: Work) -> dict[str, Any]:
         """The body of a whole answer."""

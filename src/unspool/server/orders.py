@@ -25,6 +25,7 @@ from unspool.server.refusals import MADE_OF, ClientNames, RequestError, refuse_f
 from unspool.text import Tokenizer
 from unspool.wording import Wording
 
+COMPLETION: Final = "cmpl-"  # the kind of a completion
 COMPLETION_TOKENS: Final = 16  # OpenAI's default for completions
 _SEARCHES: Final = ("num_beams", "num_beam_groups", "penalty_alpha", "dola_layers", "force_words_ids")
 _BIAS: Final = 1000.0  # the most that is added to a score
@@ -34,7 +35,8 @@ _BIAS: Final = 1000.0  # the most that is added to a score
 class Order:
     """One request as the engine reads it: prompts of token ids, settings, and what the answer has to contain."""
 
-    id: str
+    kind: str  # the beginning of its id: what a client of its route expects
+    name: str  # the rest of it
     model: str
     prompts: list[list[int]]
     settings: dict[str, Any]
@@ -54,6 +56,11 @@ class Order:
     priority: int = 0
     echoed: dict[str, Any] = field(default_factory=dict)  # what a dialect repeats in its answer
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def id(self) -> str:
+        """What it is called in answers."""
+        return self.kind + self.name
 
     @property
     def skips_specials(self) -> bool:
@@ -115,7 +122,8 @@ def make_order(found: Found, prompts: list[list[int]], target: Target, kind: str
     salt = salt if shares else uuid.uuid4().hex
     name = values.pop("request_id", None)
     order = Order(
-        id=f"{kind}-{name[:64] if name else uuid.uuid4().hex}",
+        kind=kind,
+        name=name[:64] if name else uuid.uuid4().hex,
         model=target.name,
         prompts=prompts,
         settings=settings,
@@ -420,7 +428,7 @@ def _settle_length(order: Order, target: Target) -> None:
     name = order.names.get("max_new_tokens", "max_tokens")
     if target.context is not None and longest >= target.context:
         raise refuse_field(
-            "prompt" if order.id.startswith("cmpl") else "messages",
+            "prompt" if order.kind == COMPLETION else "messages",
             f"the prompt has {longest} tokens and the model's context ends at {target.context}; shorten it",
             "context_length_exceeded",
         )

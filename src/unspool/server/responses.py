@@ -38,8 +38,7 @@ class ResponseDialect:
             raise refuse_field("include", "`include` has message.output_text.logprobs alone")
         if wanted or "top_logprobs" in found.values:
             found.put("logprobs", True)
-        order = read_chat(found, target, "resp")
-        order.id = order.id.replace("-", "_", 1)
+        order = read_chat(found, target, "resp_")
         order.echoed = {name: body.get(name) for name in _ECHOED} | {"max_output_tokens": body.get("max_output_tokens")}
         return order
 

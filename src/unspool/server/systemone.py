@@ -111,7 +111,7 @@ async def _score(
 
 
 def _order(target: Target, prompts: list[list[int]], settings: dict[str, Any], tenant: str) -> Order:
-    return Order("systemone", target.name, prompts, settings, {}, logprobs=0, tenant=tenant)
+    return Order("systemone", "", target.name, prompts, settings, {}, logprobs=0, tenant=tenant)
 
 
 def _normalise(logprobs: list[float]) -> list[float]:

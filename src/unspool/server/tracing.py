@@ -47,12 +47,12 @@ class TraceDialect:
         if "max_length" not in found.settings:
             found.settings.setdefault("max_new_tokens", TRACE_TOKENS)
         if given == ["messages"]:
-            order = read_chat(found, target, "trace")
+            order = read_chat(found, target, "trace-")
         else:
             prompts = read_prompts(found.take("prompt"), target, add_special_tokens=adds)
             if len(prompts) > 1:
                 raise refuse_field("prompt", "a trace follows one prompt; send one request for each")
-            order = make_order(found, prompts, target, "trace")
+            order = make_order(found, prompts, target, "trace-")
         if order.num_choices > 1 and order.settings.get("num_beams", 1) == 1:
             raise refuse_field("n", "a trace follows one text; several come from a search with num_beams")
         order.stream = True

@@ -174,14 +174,15 @@ class Work:
 
     def _make_choice(self, place: int, index: int, row: int, result: Generation) -> Choice:
         order = self.order
-        text, calls = result.texts[row], list[Call]()
+        text, calls, reason = result.texts[row], list[Call](), result.finish_reasons[row]
         if order.call_format is not None:
             reader = self._make_reader(index)
             said, calls = reader.put(text)
             text = said + reader.end()
+            if reader.is_full:  # what the model wrote behind the last call is left out
+                reason = "stop_string"
         logprobs = None if result.logprobs is None or order.logprobs is None else result.logprobs[row]
         ids = list(result.token_ids[row])
-        reason = result.finish_reasons[row]
         if order.writes_nothing:
             text, ids, reason, logprobs = "", [], "length", None if logprobs is None else []
         prompt_logprobs = None if result.prompt_logprobs is None else result.prompt_logprobs[0]
@@ -269,8 +270,8 @@ class Work:
             told = (order.logprobs is not None and piece.logprobs) or (order.returns_ids and piece.token_ids)
             if not text and not calls and not told and reason is None:
                 return []
-        if reason == "cancelled" and row in self._called:
-            reason = "stop_string"
+            if reader.is_full and reason is not None:
+                reason = "stop_string"
         stop = self._find_stop(reason, self.requests[place].answer.run.emitted[piece.row])
         copies = range(order.num_choices) if order.num_drawn == 1 else (piece.row,)
         return [

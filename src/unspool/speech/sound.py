@@ -144,7 +144,8 @@ def _open_with_soundfile(open_content: Callable[[], Any], name: str) -> Sound:
         with open_content() as content, soundfile.SoundFile(content) as file:
             rate, channels, num_frames = int(file.samplerate), int(file.channels), int(file.frames)
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise InputError(f"{name} is not sound that can be read: {error}. Give WAV, FLAC, Ogg or MP3") from error
+        why = getattr(error, "error_string", str(error)).rstrip(".")  # without the object that it was read from
+        raise InputError(f"{name} is not sound that can be read: {why}. Give WAV, FLAC, Ogg or MP3") from error
     rate = _read_rate(rate, name)
     if channels > MOST_CHANNELS:
         raise InputError(f"{name} has {channels} channels; 1 to {MOST_CHANNELS} can be read")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from tests.copies import copy_by_pickle
 from tests.models.adapters.tiny import LLAMA, PAIR, make
 
 import unspool
@@ -16,6 +19,7 @@ from unspool import CompileConfig
 from unspool.api.starting import start
 from unspool.errors import SettingError
 from unspool.models.adapters import ColumnModel, set_native, twin
+from unspool.models.adapters.kept import find_kept
 from unspool.models.registry import build_model
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import MemorySource
@@ -76,7 +80,7 @@ def test_an_encoder_decoder_runs_natively_and_stays_what_it_is(name: str) -> Non
     assert torch.equal(output.sequences, expected.sequences)
     assert "own forward" in expected.stats.path_reason and "own forward" not in output.stats.path_reason
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    native = model.__dict__["_unspool_native"].native
+    native = find_kept(model)["native"].native
     matrices = {one.qkv.weight.untyped_storage().data_ptr() for one in native.weights.decoder.layers}
     assert matrices <= {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}  # held once
     ours, theirs = ([*one.past_key_values.self_attention_cache.layers] for one in (output, expected))
@@ -156,7 +160,7 @@ def test_a_block_that_was_changed_by_hand_is_noticed(kind: str, change: str) -> 
 def test_no_matrix_is_held_twice() -> None:
     model = make("llama")
     generate(model, native=True)
-    native = model.__dict__["_unspool_native"].native
+    native = find_kept(model)["native"].native
     layer, attention = native.weights.layers[0], model.model.layers[0].self_attn
     inside = {model.model.embed_tokens.weight, attention.o_proj.weight}
     inside |= {getattr(attention, part).weight for part in ("q_proj", "k_proj", "v_proj")}
@@ -196,7 +200,7 @@ def test_pairs_in_halves_are_rotated_as_neighbours_are(kind: str, path: str) -> 
 def test_weights_that_change_are_noticed() -> None:
     model = make("llama")
     first = generate(model, native=True).sequences
-    assert model.__dict__["_unspool_native"] is not None
+    assert find_kept(model)["native"] is not None
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5).add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.2)
@@ -258,10 +262,64 @@ def test_a_setting_changed_by_hand_is_noticed_when_the_native_model_is_built() -
 def test_a_native_model_goes_with_its_object() -> None:
     model = make("llama")
     generate(model, native=True)
-    native = weakref.ref(model.__dict__["_unspool_native"])
+    native = weakref.ref(find_kept(model)["native"])
     del model
     gc.collect()
     assert native() is None
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_an_object_is_pickled_and_copied_without_what_was_made_for_it(native: bool) -> None:
+    model = make("llama")
+    expected = generate(model, native=native).sequences
+    assert b"unspool." not in pickle.dumps(model)  # it is read where there is no unspool
+    for other in (copy_by_pickle(model), copy.deepcopy(model)):
+        assert not find_kept(other)
+        assert torch.equal(generate(other, native=native).sequences, expected)
+        with torch.no_grad():
+            other.lm_head.weight.neg_()
+        assert not torch.equal(generate(other, native=native).sequences, expected)
+    attached = copy_by_pickle(unspool.attach(model, native=native))
+    assert torch.equal(attached.generate(IDS, **CALL), expected) and attached.generate.args == (attached,)
+
+
+def test_an_object_can_be_trained_after_a_call_in_inference_mode() -> None:
+    model = make("llama")
+    with torch.inference_mode():
+        assert "own forward" not in generate(model, native=True).stats.path_reason
+    model(IDS, labels=IDS).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_an_object_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = make("llama")
+    expected = model.generate(IDS, **CALL)
+    assert torch.equal(generate(model, native=True).sequences, expected)
+
+
+@pytest.mark.parametrize("change", ["number", "buffer", "config"])
+def test_what_is_changed_by_hand_between_calls_is_noticed(change: str) -> None:
+    model = make("gemma2" if change == "config" else "llama")
+    assert generate(model, native=True).stats.path_reason == ""
+    if change == "number":
+        model.model.norm.variance_epsilon = 5.0
+    elif change == "buffer":
+        model.model.rotary_emb.inv_freq.mul_(3.0)
+    else:
+        model.config.final_logit_softcapping = 0.01
+    found = generate(model, native=True, output_logits=True)
+    expected = model.generate(IDS, **CALL, return_dict_in_generate=True, output_logits=True)
+    torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
+
+
+def test_a_wrapper_s_model_is_what_is_attached() -> None:
+    model = make("llama")
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(SettingError, match="attach the model that it wraps"):
+        unspool.attach(compiled)
+    unspool.attach(model)
+    assert hasattr(compiled.generate(IDS, **CALL, return_dict_in_generate=True), "stats")  # ours
 
 
 def test_attach_and_detach() -> None:

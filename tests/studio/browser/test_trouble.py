@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,62 @@ def test_a_server_that_goes_away_and_comes_back(browser: Any, default_model_file
         assert studio.tokens() == before
         assert studio.count(".tried-run") == 3  # what was tried before is still there
         studio.close()
+
+
+def test_a_chat_that_is_changed_while_it_is_answered(studio: StudioPage) -> None:
+    studio.open(messages=[{"role": "tool", "content": "one"}], settings={})
+    assert studio.page.input_value(".message select") == "tool"  # what is sent
+    held: list[Any] = []
+    studio.page.route("**/v1/trace", lambda route: held.append(route))
+
+    def answer(change: Callable[[], Any]) -> list[str]:
+        studio.page.click("#write")
+        studio.page.wait_for_timeout(200)
+        change()
+        held.pop().fulfill(content_type="text/event-stream", body=as_stream(make_events([" an", " answer"])))
+        studio.wait()
+        return [str(one.input_value()) for one in studio.page.locator(".message textarea").all()]
+
+    def add() -> None:
+        studio.page.click("text=Add a message")
+        studio.page.locator(".message textarea").last.fill("two")
+
+    assert answer(add) == ["one", "an answer", "two"]
+    assert answer(lambda: None) == ["one", "an answer", "two", "an answer", ""]
+    assert answer(lambda: [one.fill("") for one in studio.page.locator(".message textarea").all()]) == [""] * 5
+
+
+def test_a_value_that_can_t_be_is_not_left_out(studio: StudioPage) -> None:
+    studio.open(prompt="x", settings={"do_sample": False, "max_new_tokens": 4})
+    studio.replay(make_events([" a"]))
+    for value in ("abc", "-1", "1,5", "1e999", "NaN"):
+        studio.page.fill("#set-max_new_tokens", value)
+        for tab, button, fault in (("write", "#write", ".go"), ("compare", "#compare-run", ".verdict")):
+            studio.page.click(f"#tab-{tab}")
+            studio.page.click(button)
+            said = studio.text(".card > .fault" if tab == "write" else fault)
+            assert "max_new_tokens is " in said, (value, tab)
+    assert not [one for one in studio.asked if one.endswith("/v1/trace")]
+
+
+def test_a_reload_in_the_middle_of_a_text_ends_it(studio: StudioPage, server: RunningServer) -> None:
+    settings = {"do_sample": False, "max_new_tokens": 400, "ignore_eos": True}
+    studio.open(prompt="Once upon a time", settings=settings)
+    studio.page.click("#write")
+    studio.page.wait_for_function("() => document.querySelectorAll('.token-text .t').length > 3", timeout=60_000)
+    studio.page.reload()
+    studio.page.wait_for_selector("#write", timeout=60_000)
+    server.wait_until_idle(60)
+    assert studio.page.input_value("#prompt") == "Once upon a time" and studio.count(".tried-run") == 0
+
+
+def test_a_page_that_can_t_be_saved_says_so(studio: StudioPage) -> None:
+    studio.open(prompt="x", settings={})
+    studio.allowed = ["ERR_FAILED"]
+    studio.page.route("**/studio/kept.html", lambda route: route.abort())
+    studio.page.click("#save-page")
+    studio.page.wait_for_selector(".card > .fault:not([hidden])")
+    assert "The server can't be reached." in studio.text(".card > .fault")
 
 
 def test_two_tabs_do_not_meet(browser: Any, server: RunningServer) -> None:

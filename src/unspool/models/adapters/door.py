@@ -20,6 +20,7 @@ from unspool.models.adapters.description import (
     has_leading_streams,
     reads_states,
 )
+from unspool.models.adapters.kept import find_kept
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
 from unspool.models.adapters.settings import ObjectSettings, convert_settings, is_theirs, name_static_kind
 from unspool.models.adapters.twin import find_twin, keeps_states
@@ -27,8 +28,6 @@ from unspool.models.native import NativeModel
 from unspool.plan import find_marking_pad
 
 Adapted = AdaptedDecoder | AdaptedPair
-_PLACE = "_unspool_adapter"  # attribute of a model that holds its adapter, which lives as long as the model
-_HALF = "_unspool_half_adapter"  # the same for a decoder that reads another model's encoder
 NATIVE = "_unspool_runs_natively"  # attribute of a model that was attached: whether it runs natively
 _FREE = ("logits_to_keep", "labels")  # inputs that change nothing about the answer
 _STATIC = ("static", "offloaded_static", "hybrid")
@@ -42,11 +41,12 @@ def is_transformers_model(model: Any) -> bool:
 def adapt(model: Any) -> Adapted:
     """The adapter of a transformers model: the same one every time, until its attention implementation changes."""
     attention = getattr(model.config, "_attn_implementation", None)
-    known = model.__dict__.get(_PLACE)
+    kept = find_kept(model)
+    known = kept.get("adapter")
     if known is None or known[0] != attention:
         description = describe(model)
         kind = AdaptedPair if description.info.is_encoder_decoder else AdaptedDecoder
-        known = model.__dict__[_PLACE] = (attention, kind(model, description))
+        known = kept["adapter"] = (attention, kind(model, description))
     adapter: Adapted = known[1]
     return adapter
 
@@ -55,9 +55,10 @@ def adapt_half(model: Any) -> AdaptedHalf | None:
     """The adapter of a decoder alone as a draft model that reads another model's encoder; None if it is not one."""
     if not reads_states(model):
         return None
-    known: AdaptedHalf | None = model.__dict__.get(_HALF)
+    kept = find_kept(model)
+    known: AdaptedHalf | None = kept.get("half")
     if known is None:
-        known = model.__dict__[_HALF] = AdaptedHalf(model, describe_half(model))
+        known = kept["half"] = AdaptedHalf(model, describe_half(model))
     return known
 
 

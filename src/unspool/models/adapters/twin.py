@@ -10,6 +10,7 @@ from torch import nn
 
 from unspool.errors import UnspoolError
 from unspool.models.adapters.adapted import set_evaluating
+from unspool.models.adapters.kept import find_kept
 from unspool.models.encoder_decoder.model import EncoderDecoder
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.mamba import MambaFamily
@@ -21,8 +22,8 @@ from unspool.models.registry import build_model, find_family
 from unspool.models.sharing import SharedSource
 from unspool.protocols import Want
 
-_PLACE = "_unspool_native"  # attribute of a model that holds its native model, which goes with it
 # By how much the highest logit's size they may differ.
+_NUMBERS = (int, float)
 _MOST_DIFFERENT = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
@@ -45,10 +46,11 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     if reason:
         drop_twin(model)
         return None, reason
-    known: Twin | None = model.__dict__.get(_PLACE)
+    kept = find_kept(model)
+    known: Twin | None = kept.get("native")
     if known is None or not known.is_current(model):
         drop_twin(model)
-        known = model.__dict__[_PLACE] = _build(model)
+        known = kept["native"] = _build(model)
     return known.native, known.reason
 
 
@@ -60,7 +62,7 @@ def keeps_states(model: Any) -> bool:
 def prepare_twin(model: Any) -> None:
     """Start compiling the kernels of an object that will run natively on a GPU."""
     parameter = next(model.parameters(), None)
-    if parameter is None or parameter.device.type != "cuda" or _PLACE in model.__dict__ or _explain(model):
+    if parameter is None or parameter.device.type != "cuda" or "native" in find_kept(model) or _explain(model):
         return
     config = _read_config(model)
     family = find_family(config)
@@ -82,6 +84,7 @@ def _list_held(model: nn.Module) -> dict[str, Any]:
     return held
 
 
+@torch.inference_mode(False)  # the object's parameters become views of what is made here, and it may be trained after
 @torch.no_grad()  # parameters ask for gradients, which what is made of them must not carry
 def _build(model: Any) -> Twin:
     parameter = next(model.parameters())
@@ -167,19 +170,30 @@ def find_copies(core: Any) -> int:
 
 def drop_twin(model: Any) -> None:
     """Forget an object's native model."""
-    model.__dict__.pop(_PLACE, None)
+    find_kept(model).pop("native", None)
 
 
-def _mark(model: nn.Module) -> tuple[tuple[int, int, str], ...]:
-    """What shows whether parameters were changed. On a CPU a number of each is looked at too: what is written through
-    `.data` has no version, and a native model may hold copies there."""
-    return tuple((parameter.data_ptr(), parameter._version, _sample(parameter)) for parameter in model.parameters())
+def _mark(model: nn.Module) -> list[Any]:
+    """What shows whether an object was changed: its parameters and buffers, and the numbers that its modules and its
+    config hold. On a CPU a number of each parameter is looked at too: what is written through `.data` has no version,
+    and a native model may hold copies there."""
+    made: list[Any] = [(*_mark_tensor(one), _sample(one)) for one in model.parameters()]
+    made += map(_mark_tensor, model.buffers())
+    for part in model.modules():
+        made += [value for name, value in part.__dict__.items() if type(value) in _NUMBERS and name != "training"]
+    config = getattr(model, "config", None)
+    return [*made, repr(getattr(config, "__dict__", None))]
+
+
+def _mark_tensor(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # of a buffer made in a call in that mode
 
 
 def _sample(parameter: nn.Parameter) -> str:
     if parameter.device.type != "cpu" or not parameter.numel():
         return ""
-    return repr(parameter.detach()[tuple(size // 2 for size in parameter.shape)].item())
+    place = sum(step * (size // 2) for step, size in zip(parameter.stride(), parameter.shape, strict=True))
+    return repr(parameter.detach().as_strided((), (), parameter.storage_offset() + place).item())
 
 
 def _explain(model: Any) -> str:
@@ -201,6 +215,8 @@ def _explain(model: Any) -> str:
             return f"{where} has hooks"
         if "forward" in part.__dict__:
             return f"the forward of {where} was replaced"
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        return "its parameters were made in inference mode, in which torch does not count what is written"
     kinds = {(parameter.device, parameter.dtype) for parameter in model.parameters()}
     if len(kinds) != 1 or next(iter(kinds))[1] not in _MOST_DIFFERENT or next(iter(kinds))[0].type == "meta":
         return "its parameters are of several dtypes or on several devices"

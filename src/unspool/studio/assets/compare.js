@@ -12,6 +12,14 @@ import { count, number, shortValue } from "./wording.js";
 const MINE = "the settings of Write";
 const FIRST = ["Greedy", "Beam search", "Sampling, top-p 0.9"];
 
+/** The settings of a column, with those of Write beside it. */
+function settingsOf(column, mine, seed) {
+  if (column.name === MINE) return withSeed({ ...mine }, seed);
+  const { seed: _, ...made } = presetSettings(findPreset(column.name));
+  if (mine.max_new_tokens !== undefined) made.max_new_tokens = mine.max_new_tokens;
+  return withSeed(made, seed);
+}
+
 export class CompareView {
   element = el("div", { class: "compare" });
   onopen = () => {}; // (run)
@@ -118,14 +126,6 @@ export class CompareView {
     for (const one of this.#columns) one.remove.hidden = this.#columns.length <= 2;
   }
 
-  #settingsOf(column, seed) {
-    const mine = this.#readSettings();
-    if (column.name === MINE) return withSeed(mine, seed);
-    const { seed: _, ...made } = presetSettings(findPreset(column.name));
-    if (mine.max_new_tokens !== undefined) made.max_new_tokens = mine.max_new_tokens;
-    return withSeed(made, seed);
-  }
-
   #describe(column) {
     column.element.setAttribute("aria-label", column.name);
     const settings = column.name === MINE ? null : findPreset(column.name).settings;
@@ -140,18 +140,18 @@ export class CompareView {
 
   /** Run all columns at once: the server decodes them together. */
   start() {
-    let prompt;
+    let prompt, mine;
     try {
-      prompt = this.#readPrompt();
+      [prompt, mine] = [this.#readPrompt(), this.#readSettings()];
     } catch (error) {
       this.#verdict.textContent = error.message;
       return;
     }
-    const seed = this.#readSettings().seed ?? newSeed();
+    const seed = mine.seed ?? newSeed();
     for (const column of this.#columns) {
       if (column.run) this.#book.stop(column.run);
       const begun = this.#book.begin(
-        { ...prompt, ...this.#settingsOf(column, seed) },
+        { ...prompt, ...settingsOf(column, mine, seed) },
         { label: column.name === MINE ? "" : column.name, isQuiet: true },
       );
       column.run = begun.run;

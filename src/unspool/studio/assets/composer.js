@@ -50,9 +50,14 @@ export class Composer {
     this.#drawChat();
   }
 
-  /** Put an answer behind the chat, and a place for the next message. */
-  addAnswer(text) {
-    this.#messages = [...this.read().messages, { role: "assistant", content: text }, { role: "user", content: "" }];
+  /** Put an answer behind the messages that were sent, and a place for the next one, unless they have been changed. */
+  addAnswer(sent, text) {
+    const now = this.#messages.filter((one) => one.content !== "");
+    const isSame = (one, at) => one.role === now[at]?.role && one.content === now[at].content;
+    if (!sent.every(isSame)) return;
+    const next = now.slice(sent.length); // written in the meantime
+    const place = { role: "user", content: "" };
+    this.#messages = [...sent, { role: "assistant", content: text }, ...(next.length ? next : [place])];
     this.#drawChat();
   }
 
@@ -99,7 +104,9 @@ export class Composer {
           this.onchange();
         },
       },
-      ROLES.map((one) => el("option", { value: one, selected: one === message.role }, one)),
+      [...new Set([...ROLES, message.role])].map((one) =>
+        el("option", { value: one, selected: one === message.role }, one),
+      ),
     );
     const text = el("textarea", {
       rows: 2,

@@ -1,6 +1,6 @@
 // The studio: a page on which decoding is watched. This module puts its parts together.
 
-import { fetchModels, fetchParameters, fetchSinglePage, setKeyAsker } from "./api.js";
+import { fetchModels, fetchParameters, fetchSinglePage, ServerError, setKeyAsker } from "./api.js";
 import { Book } from "./book.js";
 import { asCommand, asCurl, asPython } from "./code.js";
 import { CompareView } from "./compare.js";
@@ -83,7 +83,7 @@ class Studio {
     this.compare = new CompareView(
       book,
       () => ({ ...this.#model(), ...this.composer.read() }),
-      () => this.form.values,
+      () => this.form.read(),
     );
     this.compare.onopen = (run) => {
       book.show(run.id);
@@ -219,7 +219,7 @@ class Studio {
     await ended;
     if (run.status === "failed" && run.param) this.form.showFault(run.param, run.error);
     if (run.status === "done" && this.composer.isChat && book.current === run)
-      this.composer.addAnswer(plainText(run).trim());
+      this.composer.addAnswer(request.messages, plainText(run).trim());
     return undefined;
   }
 
@@ -298,7 +298,11 @@ class Studio {
   }
 
   async savePage() {
-    saveFile("unspool-runs.html", fillPage(await fetchSinglePage(), book.runs.values()), "text/html");
+    try {
+      saveFile("unspool-runs.html", fillPage(await fetchSinglePage(), book.runs.values()), "text/html");
+    } catch (error) {
+      this.#complain(error instanceof ServerError ? error.message : "The server can't be reached.");
+    }
   }
 
   // --- keys ----------------------------------------------------------------------------------------------------------
