@@ -12,7 +12,16 @@ import transformers
 from tests.fakes import FakeModel, pad_left
 
 import unspool
-from unspool import GenerationConfig, LogitsProcessor, NoTokenLeftError, SettingError, generate
+from unspool import (
+    ClassifierFreeGuidanceLogitsProcessor,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    NoTokenLeftError,
+    SettingError,
+    TemperatureLogitsWarper,
+    generate,
+)
 from unspool.config.parameters import PARAMETERS
 from unspool.config.structures import STRUCTURES
 from unspool.logits.building import Context
@@ -317,3 +326,10 @@ def test_what_a_callers_processor_returns_is_looked_at(strategy: dict[str, Any],
 
     with pytest.raises(SettingError, match=words):
         generate(FakeModel(VOCAB), torch.tensor([[1, 2, 3]]), logits_processor=[Own()], max_new_tokens=3, **strategy)
+
+
+def test_guidance_over_the_batch_makes_one_row_of_two() -> None:
+    ids, scores = torch.zeros(2, 3, dtype=torch.int64), torch.randn(4, VOCAB)
+    guide = ClassifierFreeGuidanceLogitsProcessor(3.0)
+    made = LogitsProcessorList([guide, TemperatureLogitsWarper(2.0)])(ids, scores)
+    torch.testing.assert_close(made, guide(ids, scores) / 2.0)

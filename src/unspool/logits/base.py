@@ -71,9 +71,10 @@ class LogitsProcessor(ABC):
         return chosen
 
 
-def _check_made(processor: Any, made: Any, scores: torch.Tensor) -> torch.Tensor:
-    """What a processor returned for scores, which a caller's own may forget to do."""
-    if isinstance(made, torch.Tensor) and made.shape == scores.shape:
+def _check_made(processor: Any, made: Any, scores: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """What a processor returned for scores, which a caller's own may forget to do. Guidance over the batch makes one
+    row of two, as many as there are `num_rows`."""
+    if isinstance(made, torch.Tensor) and made.shape in (scores.shape, (num_rows, *scores.shape[1:])):
         return made
     found = f"a tensor of the shape {tuple(made.shape)}" if isinstance(made, torch.Tensor) else f"{made!r:.60}"
     raise SettingError(
@@ -100,7 +101,7 @@ class LogitsProcessorList(list[Any]):
         for processor in self:
             extra = _find_extra(processor)
             if extra is None:
-                scores = _check_made(processor, processor(input_ids, scores), scores)
+                scores = _check_made(processor, processor(input_ids, scores), scores, input_ids.shape[0])
                 continue
             required, optional, takes_any = extra
             missing = [name for name in required if name not in kwargs]
@@ -110,7 +111,7 @@ class LogitsProcessorList(list[Any]):
                     "Make sure that every argument its __call__ requires is given to the processor list."
                 )
             taken = kwargs if takes_any else {name: kwargs[name] for name in required + optional if name in kwargs}
-            scores = _check_made(processor, processor(input_ids, scores, **taken), scores)
+            scores = _check_made(processor, processor(input_ids, scores, **taken), scores, input_ids.shape[0])
         return scores
 
     def find_forbidden(self, width: int) -> tuple[int, ...] | None:
