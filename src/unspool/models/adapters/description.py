@@ -36,6 +36,7 @@ class Description:
     asks_for_mask: bool = False  # without a mask it looks for padding, which synchronises with the device
     can_switch: bool = False  # attention weights are available by switching its attention implementation
     attends_itself: bool = True  # by code of its own, which may view keys as those that transformers joins allow
+    counts_columns: bool = False  # run as its own generate() runs it, some layers count masked columns: windows
     # Of keys and of values, by layer, where they differ: our caches hold both in the wider one. Passes find them out.
     widths: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -136,7 +137,9 @@ def describe_loosely(model: Any) -> Description:
         is_encoder_decoder=is_pair,
         can=frozenset({"hidden_states", "last_states", "inputs_embeds", "early_logits"} | weights),
     )
-    return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+    return Description(
+        info, config, _find_arguments(model), None, can_switch=can_switch, counts_columns=_counts_columns(model, config)
+    )
 
 
 def _find_number(config: Any, names: tuple[str, ...], otherwise: int) -> int:
@@ -316,13 +319,19 @@ def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKin
     window = getattr(config, "sliding_window", None)
     if listed:
         return tuple(KIND_NAMES.get(name, "full") for name in listed) if window else full
-    if (
-        window
-        and getattr(config, "use_sliding_window", True)
-        and "create_sliding_window_causal_mask" in names["masking"]
-    ):
-        return _repeat("sliding", len(full))
-    return full
+    return _repeat("sliding", len(full)) if _has_window(config, names) else full
+
+
+def _has_window(config: Any, names: dict[str, frozenset[str]]) -> bool:
+    """Whether every layer sees a window, by its config and by the masks that its code makes."""
+    is_asked = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return bool(is_asked) and "create_sliding_window_causal_mask" in names["masking"]
+
+
+def _counts_columns(model: Any, config: Any) -> bool:
+    """Whether some layers see the last columns alone, by the model's own masks, which count masked columns too."""
+    listed = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    return bool(listed - {"full_attention", "global"}) if listed else _has_window(config, _find_names(model))
 
 
 def _repeat(kind: LayerKind, num_layers: int) -> tuple[LayerKind, ...]:

@@ -124,6 +124,8 @@ class ColumnModel(AdaptedModel):
             asked = self._inputs.make(cache, columns.width, is_first=True).get("input_ids")
             if asked is not None and asked.shape[1] > columns.width:
                 return f"{kind} predicts at a column that it adds itself, once a pass"
+        if self.description.counts_columns:
+            return f"{kind} has layers that see the last few columns, masked ones too"
         if self.call.has_fixed_room:  # a token that one row refuses is a masked column of that row
             return "a static cache of transformers has room for the answer's columns alone"
         return f"{kind} takes no positions" if columns.positions is None else ""
@@ -322,7 +324,10 @@ class ColumnModel(AdaptedModel):
 
     def _append(self, cache: ColumnCache, tokens: torch.Tensor, real: Sequence[int]) -> None:
         assert cache.columns is not None
-        columns, num_new = cache.columns, tokens.shape[1]
+        num_new = tokens.shape[1]
+        cache.close_gaps()
+        cache.may_gap |= min(real) < num_new
+        columns = cache.columns
         place = torch.arange(num_new, device=columns.mask.device)
         columns.append(tokens, place < torch.tensor(list(real), device=place.device)[:, None])
         cache.inputs = self._inputs.follow(cache, num_new)
