@@ -111,6 +111,8 @@ def draw(rng: Random) -> Call:
     )
     if name in PAIRS and "max_length" in settings:
         settings = {"max_length": rng.randint(3, 9)}
+    if "max_length" in settings and rng.random() < 0.3:
+        settings |= {"max_new_tokens": rng.randint(1, 8)}
     settings |= {"do_sample": False}
     extras: dict[str, Any] = {}
     _draw_strategy(rng, strategy, num_rows, settings, extras)

@@ -105,6 +105,9 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # the object's biases count masked columns
     if call.sounds and call.has_beams and re.search("(attentions|hidden_states|scores|logits) of step", found):
         return True  # it keeps one beam's for each row, whichever stands in the row's place
+    heat = call.settings.get("temperature")
+    if len(call.sounds) > 1 and call.has_beams and isinstance(heat, tuple) and len(heat) > 1 and "wrote" in found:
+        return True  # beams of rows that may be written anew depend on the other rows there; a row alone gets ours
     if call.settings.get("return_segments") and "returned a dict for a Generate" in found:
         return True  # it leaves out the segments that were asked for, unless there are timestamps
     is_odd = "masked" in call.extras and any(frames % 2 for frames in call.sounds)

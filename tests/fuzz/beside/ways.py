@@ -204,8 +204,18 @@ def drawing(drawn: Drawn | None) -> Iterator[None]:
         torch.multinomial = own
 
 
+def say_one_length(call: Call) -> Call:
+    """The call with one length, if it has two: both hold for ours, and transformers takes `max_new_tokens` alone."""
+    if not {"max_length", "max_new_tokens"} <= call.settings.keys():
+        return call
+    settings = dict(call.settings)
+    room = settings.pop("max_length") - (0 if call.sounds else count_prompt(call))
+    return call.change(settings={**settings, "max_new_tokens": min(room, settings["max_new_tokens"])})
+
+
 def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Answer:
     """A call by transformers; where tokens are drawn, with the draws of ours."""
+    call = say_one_length(call)
     attention = "eager" if call.settings.get("output_attentions") else call.attention
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
     model = models.make(call.model, call.seed, attention) if model is None else model
