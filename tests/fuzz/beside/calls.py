@@ -283,7 +283,8 @@ def _draw_turn(
     """
     keeps = settings.get("use_cache", True) and "static" not in settings.get("cache_implementation", "")
     is_plain = strategy == "greedy" or (strategy in ("lookup", "assisted") and num_rows == 1)
-    if "max_new_tokens" in settings and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
+    has_room = "max_new_tokens" in settings and "max_length" not in settings
+    if has_room and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
         settings["return_dict_in_generate"] = True
         extras["again"] = _draw_ids(rng, rng.randint(1, 3))
         if is_pair and rng.random() < 0.3:
