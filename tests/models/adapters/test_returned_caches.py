@@ -11,6 +11,7 @@ from tests.fuzz.beside.families import DECODERS, PAIRS, STATES
 from tests.fuzz.beside.models import make, make_again
 
 import unspool
+from unspool.models.adapters.description import describe, describe_loosely
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
 IDS = torch.tensor([[5, 6, 7, 8, 9], [0, 0, 12, 13, 14]])
@@ -111,3 +112,46 @@ def test_drafts_of_several_rows_over_a_given_cache_with_windows_are_refused(name
     past = transformers.DynamicCache(config=model.config)
     with pytest.raises(unspool.SettingError, match="masked ones too, so drafts that one row of several refuses"):
         unspool.generate(model, IDS, **ASKED, past_key_values=past, prompt_lookup_num_tokens=3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_that_fsmt_reads_with_a_cache_see_none_behind_them(seed: int) -> None:
+    """Its forward makes a causal mask if it has no cache and reads the source itself: so it is asked by hand."""
+    theirs, ours = make("fsmt", seed), make_again("fsmt", seed, "sdpa")
+    source = torch.tensor([[9, 9, 66, 5], [7, 8, 11, 12]])
+    asked: dict[str, Any] = {**ASKED, "eos_token_id": None, "attention_mask": torch.ones_like(source)}
+
+    @torch.no_grad()
+    def write(text: torch.Tensor) -> list[list[int]]:
+        for _ in range(asked["max_new_tokens"]):
+            logits = theirs(input_ids=source, decoder_input_ids=text, use_cache=False).logits[:, -1]
+            text = torch.cat((text, logits.argmax(dim=-1, keepdim=True)), dim=1)
+        found: list[list[int]] = text.tolist()
+        return found
+
+    first = unspool.generate(ours, source, decoder_input_ids=torch.tensor([[2, 5, 6, 7], [2, 8, 9, 10]]), **asked)
+    assert first.sequences.tolist() == write(first.sequences[:, :4])
+    text = torch.cat((first.sequences, torch.tensor([[83, 10], [84, 11]])), dim=1)
+    again = unspool.generate(ours, source, decoder_input_ids=text, past_key_values=first.past_key_values, **asked)
+    assert again.sequences.tolist() == write(text)
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "blenderbot", "whisper"])
+def test_sizes_of_a_pair_are_its_decoders_own(name: str) -> None:
+    """The part that transformers makes of a flat config answers with its class's defaults for what it has lost."""
+    model = make(name)
+    info = describe(model).info
+    assert (info.num_layers, info.num_heads) == (model.config.decoder_layers, model.config.decoder_attention_heads)
+    assert info.decoder_start_token_id == model.config.decoder_start_token_id
+    assert describe_loosely(model).info.num_layers == model.config.decoder_layers
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "quantized"])
+@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+def test_caches_of_our_own_kinds_that_a_pair_returned_go_on(name: str, kind: str) -> None:
+    model, source = make_again(name, 0, "sdpa"), IDS[:1]
+    asked: dict[str, Any] = {**ASKED, **ENDLESS, "attention_mask": None}
+    first = unspool.generate(model, source, **asked, cache_implementation=kind)
+    text = torch.cat((first.sequences, torch.tensor([[83, 10]])), dim=1)
+    again = unspool.generate(model, source, **asked, decoder_input_ids=text, past_key_values=first.past_key_values)
+    assert torch.equal(again.sequences, make(name).generate(source, **asked, decoder_input_ids=text).sequences)

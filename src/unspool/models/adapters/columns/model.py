@@ -252,7 +252,7 @@ class ColumnModel(AdaptedModel):
         assert columns is not None
         # Tokens that were tried before and accepted are read again where states went back to what they were.
         num_asked = num_new + (columns.width - columns.num_read if cache.keeps_past else 0)
-        is_joint = num_asked == 1 or not (cache.keeps_states or cache.answers_once)
+        is_joint = num_asked == 1 or not (cache.keeps_states or cache.answers_once or self.description.lacks_order)
         run = self._run if is_joint else self._run_singly
         try:
             self._append(cache, tokens, real)
@@ -289,7 +289,7 @@ class ColumnModel(AdaptedModel):
             if cache.keeps_past and columns.num_read:
                 return self._run(cache, width, want, is_first=False)
         num_unread = columns.width - columns.num_read
-        if columns.num_read and cache.keeps_states:  # behind what a given cache holds
+        if columns.num_read and (cache.keeps_states or self.description.lacks_order):  # behind what a given cache holds
             return self._run_singly(cache, num_unread, want, is_first=False)
         return self._run(cache, num_unread, want, is_first=True)
 

@@ -337,6 +337,13 @@ class ColumnCache(Cache):
         made.__dict__.update(self.__dict__)
         return made
 
+    @property
+    def room(self) -> int | None:
+        """The most columns that transformers' fixed layers hold; None if there are none."""
+        past = getattr(self.past, "self_attention_cache", self.past)
+        fixed = (layer for layer in getattr(past, "layers", ()) if type(layer).__name__ in _FIXED_LAYERS)
+        return min((int(layer.max_cache_len) for layer in fixed), default=None)
+
     def get_max_cache_shape(self) -> int | None:
         """The most positions: transformers bounds them itself."""
         return None
