@@ -145,7 +145,7 @@ def _list_smaller(call: Call) -> Iterator[Call]:
     for name in call.extras:
         yield replace(call, extras={key: value for key, value in call.extras.items() if key != name})
     for name in call.settings:
-        if name not in ("do_sample", "max_new_tokens"):
+        if name not in ("do_sample", "max_new_tokens", *call.extras.get("config", ())):
             yield replace(call, settings={key: value for key, value in call.settings.items() if key != name})
     if len(call.ids) > 1:
         for row in range(len(call.ids)):
