@@ -126,7 +126,7 @@ def draw(rng: Random) -> Call:
     _draw_cache(rng, name, strategy, settings)
     _draw_outputs(rng, settings)
     _draw_extras(rng, strategy, num_rows, extras)
-    if rng.random() < 0.15:
+    if rng.random() < 0.15 and not {"max_length", "max_new_tokens"} <= settings.keys():  # theirs says one length
         extras["config"] = [name for name in CALLED if name in settings and rng.random() < 0.5]
     embeds = "none"
     if rng.random() < 0.15 and strategy not in ("lookup", "assisted", "guidance"):

@@ -14,7 +14,7 @@ import transformers
 import unspool
 from tests.fuzz.beside import models
 from tests.fuzz.beside.calls import SAMPLING, Call, make_inputs
-from unspool.errors import UnspoolError
+from unspool.errors import SettingError, UnspoolError
 
 WAYS = ("native", "object", "adapter")
 SEED = 1234
@@ -156,8 +156,8 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
         assistant = model if other == call.seed else models.make_again(call.model, other, call.attention)
     try:
         given, told = make_arguments(call, model, assistant)
-    except UnspoolError as error:  # a config is checked when it is made
-        return Answer(error=error)
+    except ValueError as error:  # a config is checked when it is made, an object's by transformers
+        return Answer(error=error if isinstance(error, UnspoolError) else SettingError(str(error)))
     if way != "native":
         given["native"] = way == "object"
     if call.settings.get("do_sample"):
