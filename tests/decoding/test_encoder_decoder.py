@@ -93,6 +93,19 @@ def test_states_and_embeddings_stand_for_the_source() -> None:
     assert model.num_encodings == 1
 
 
+def test_a_draft_model_reads_the_states_that_stand_beside_a_cache() -> None:
+    """With a cache the model encodes nothing, and the model that drafts for it needs the source all the same."""
+    model, asked = make_model(), {"max_new_tokens": 4, "return_dict_in_generate": True}
+    states = {"encoder_outputs": model.embed(torch.tensor(SOURCES[:1]))}
+    first = run(model, **states, **asked)
+    text = torch.cat((first.sequences, torch.tensor([[5]])), dim=1)
+    expected = run(model, **states, decoder_input_ids=text)
+    drafted = {"assistant_model": model, "past_key_values": first.past_key_values, **asked}
+    found = run(model, **states, **drafted, decoder_input_ids=text)
+    assert found.sequences.tolist() == expected[:, : found.sequences.shape[1]].tolist()
+    assert sum(found.speculation.accepted) > 0 and model.num_encodings == 0
+
+
 # --- the decoder's prompt -----------------------------------------------------------------------------------
 
 

@@ -140,6 +140,20 @@ def test_an_output_object_is_of_one_window() -> None:
     assert tokens.tolist() == [row[4:] for row in found.sequences.tolist()]
 
 
+def test_two_lengths_of_a_call_both_hold() -> None:
+    """`max_length` counts what is written, also beside `max_new_tokens`; a file's gives way to the call's."""
+    model, features = make_whisper(3), draw_features(1, WINDOW)
+
+    def count(**lengths: int) -> int:
+        never = {"suppress_tokens": [*TEXT_ONLY["suppress_tokens"], 50]}  # nor an end
+        return int(unspool.generate(model, input_features=features, language="en", **never, **lengths).shape[1])
+
+    assert count(max_length=9, max_new_tokens=13) == count(max_length=9) == 9
+    assert count(max_length=13, max_new_tokens=9) == count(max_new_tokens=9) == 9
+    model.generation_config.max_length = 5
+    assert count(max_new_tokens=9) == 9
+
+
 @pytest.mark.parametrize("frames", [WINDOW, 26])
 def test_one_run_takes_masks_and_short_features(frames: int) -> None:
     """A language that is found, a mask of frames and features that end before the window, all in one run."""

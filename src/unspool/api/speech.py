@@ -138,9 +138,9 @@ def _bound_length(
 ) -> None:
     """Leave out of a length what a prompt takes, and keep it within the model's positions."""
     most = core.info.max_context
-    if most is None or settings.max_new_tokens is not None:
+    if most is None or (settings.max_new_tokens is not None and kwargs.get("max_length") is None):
         return
-    if defaults and "max_new_tokens" in defaults:
+    if settings.max_new_tokens is None and defaults and "max_new_tokens" in defaults:
         kwargs["max_new_tokens"] = min(defaults["max_new_tokens"], most - num_prompt)
     else:
         longest = most if speech.max_length is None else speech.max_length + min(most // 2 - 1, num_prompt)

@@ -46,6 +46,8 @@ class Cache(RowChanges, ReferenceSurface, SharedRows["Cache"], ReadByAddress, Ke
 
     is_compileable: bool = False
     lives_elsewhere: bool = False  # its memory is not on the model's device, and that is its point
+    # Rows that ended may hold the padding behind their text, for callers who get it as transformers lays keys out.
+    takes_padding: bool = False
     is_endless: bool = False  # holds what it holds however long a text gets: no context ends it
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ class DynamicCache(RowCache, GrowingSurface):
     """A cache that grows as tokens arrive, in chunks: no concatenation per token."""
 
     can = RowCache.can - {FIXED_SHAPE} | {BRANCH, LEGACY}
+    takes_padding = True
 
     def __init__(
         self,

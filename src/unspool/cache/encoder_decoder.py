@@ -54,6 +54,7 @@ class EncoderDecoderCache(PairSurface):
 
     # The decoder's part moves, and answers for the pair; the encoder's is written once.
     lengths, room, is_endless = map(_value, ("lengths", "room", "is_endless"))
+    takes_padding = _value("takes_padding")
     is_trying, is_in_order, num_forks = map(_value, ("is_trying", "is_in_order", "num_forks"))
     rolls_back_exactly, first_fork, can_follow = map(_value, ("rolls_back_exactly", "first_fork", "can_follow"))
     places, steady = map(_method, ("places", "steady"))

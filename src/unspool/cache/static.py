@@ -20,6 +20,8 @@ from unspool.errors import SettingError
 class StaticCache(FixedCache, RowCache):
     """A cache whose memory is taken once, for `max_batch_size` rows of `max_cache_len` positions."""
 
+    takes_padding = True
+
     @takes_batch_size
     def __init__(
         self,

@@ -19,6 +19,7 @@ LONGEST_TEXT = 65_536  # of a schema, a regular expression or a grammar
 MOST_CHOICES = 4_096
 MOST_SEQUENCES = 65_536
 MOST_IDS = 1_048_576
+MOST_LAYERS = 4_096
 
 
 def check_value(parameter: Parameter, value: Any) -> None:
@@ -143,7 +144,10 @@ def _check_layers(parameter: Parameter, value: Any) -> None:
         return
     if not isinstance(value, (list, tuple)):
         raise _refuse(parameter, value, "'low', 'high' or a list of layer indices")
-    _check_ids(parameter, value)
+    _check_length(parameter, value, MOST_LAYERS)
+    for layer in value:
+        if not _is_integer(layer) or abs(int(layer)) > LARGEST_COUNT:
+            raise _refuse(parameter, layer, "made of layer indices")
 
 
 def is_one_bias(value: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from unspool.cache import LEGACY, ROLL_BACK, Cache, DynamicCache, StaticCache, find_kind
+from unspool.cache import LEGACY, ROLL_BACK, Cache, find_kind
 from unspool.decoding.prompts import join_encoded
 from unspool.decoding.reader import Reader, encode_at_once
 from unspool.decoding.returns import append_rows
@@ -98,7 +98,7 @@ class CallCache:
 
     @property
     def _holds_padding(self) -> bool:
-        return self._parts.hooks.keeps_padding and type(self.held) in (DynamicCache, StaticCache)
+        return self._parts.hooks.keeps_padding and self.held is not None and self.held.takes_padding
 
     def _list_prompts(self) -> list[int]:
         """The length of each row's prompt."""

@@ -73,7 +73,7 @@ class WindowDecoder:
     markers: Markers
     has_timestamps: bool
     settings: Mapping[str, Any]  # of every run, in generate()'s names
-    max_length: int | None = None  # tokens of a row without its prompt, if `max_new_tokens` is not set
+    max_length: int | None = None  # tokens of a row without its prompt, as far as that is half of the context
     thresholds: Thresholds = Thresholds()
     processors: Sequence[Any] = ()
     assistant: Model | None = None  # a draft model, which `settings` name too
@@ -228,10 +228,11 @@ class WindowDecoder:
     def _choose_settings(self, num_prompt: int, temperature: float | None) -> dict[str, Any]:
         settings = dict(self.settings)
         most = self.model.info.max_context
-        if settings.get("max_new_tokens") is None and most is not None:
+        is_counted = settings.get("max_new_tokens") is not None
+        if most is not None and (not is_counted or settings.get("max_length") is not None):  # asked for, both hold
             longest = most if self.max_length is None else self.max_length + min(most // 2 - 1, num_prompt)
             settings["max_length"] = min(longest, most)
-        elif most is not None and settings["max_new_tokens"] + num_prompt > most:
+        if most is not None and is_counted and settings["max_new_tokens"] + num_prompt > most:
             raise SettingError(
                 f"`max_new_tokens`={settings['max_new_tokens']} and a prompt of {num_prompt} tokens (with those of "
                 f"earlier windows) exceed the {most} positions of the model; use {most - num_prompt} or fewer"

@@ -17,6 +17,7 @@ SAMPLING = "sampling"
 BEAM_SAMPLING = "beam sampling"
 LISTENING = "speech"
 OUR_KINDS = ("offloaded", "offloaded_static", "quantized")  # which transformers has beside CUDA or other packages alone
+CALLED = ("max_new_tokens", "repetition_penalty", "top_k", "eos_token_id")  # set in the call over a config's value
 OWN = ("groups", "forced words", "contrastive", "dola")  # methods that the installed transformers no longer has
 
 
@@ -111,6 +112,8 @@ def draw(rng: Random) -> Call:
     )
     if name in PAIRS and "max_length" in settings:
         settings = {"max_length": rng.randint(3, 9)}
+    if "max_length" in settings and rng.random() < 0.3:
+        settings |= {"max_new_tokens": rng.randint(1, 8)}
     settings |= {"do_sample": False}
     extras: dict[str, Any] = {}
     _draw_strategy(rng, strategy, num_rows, settings, extras)
@@ -123,6 +126,8 @@ def draw(rng: Random) -> Call:
     _draw_cache(rng, name, strategy, settings)
     _draw_outputs(rng, settings)
     _draw_extras(rng, strategy, num_rows, extras)
+    if rng.random() < 0.15 and not {"max_length", "max_new_tokens"} <= settings.keys():  # theirs says one length
+        extras["config"] = [name for name in CALLED if name in settings and rng.random() < 0.5]
     embeds = "none"
     if rng.random() < 0.15 and strategy not in ("lookup", "assisted", "guidance"):
         embeds = rng.choice(["alone", "with ids"]) if name not in PAIRS else "alone"
@@ -277,16 +282,17 @@ def _draw_turn(
 ) -> None:
     """A text that is continued with the cache of the first answer, and tokens of the caller's behind it.
 
-    An encoder-decoder may be given the states of its encoder, and a decoder a cache with room for all of the text.
+    An encoder-decoder may be given the states of its encoder, and both kinds a cache with room for all of the text.
     """
     keeps = settings.get("use_cache", True) and "static" not in settings.get("cache_implementation", "")
     is_plain = strategy == "greedy" or (strategy in ("lookup", "assisted") and num_rows == 1)
-    if "max_new_tokens" in settings and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
+    has_room = "max_new_tokens" in settings and "max_length" not in settings
+    if has_room and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
         settings["return_dict_in_generate"] = True
         extras["again"] = _draw_ids(rng, rng.randint(1, 3))
         if is_pair and rng.random() < 0.3:
             extras["states"] = True
-        if not is_pair and strategy == "greedy" and "cache_implementation" not in settings and rng.random() < 0.4:
+        if strategy == "greedy" and "cache_implementation" not in settings and rng.random() < 0.4:
             extras["room"] = 64
 
 

@@ -59,6 +59,8 @@ def has_no_reference(call: Call) -> bool:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
     if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
         return True  # its states do not follow the beams
+    if call.model == "fsmt" and ("again" in call.extras or call.strategy in ("lookup", "assisted")):
+        return True  # several tokens that it reads in one pass see each other
     if call.model in ("fsmt", "led", "prophetnet") and call.is_static:
         return True  # it writes something else then, or fails
     if call.settings.get("condition_on_prev_tokens") and (call.is_static or len(call.sounds) > 1):
@@ -72,8 +74,8 @@ def has_no_reference(call: Call) -> bool:
         return True  # it masks all of them; ours refuses them, or reads them as tokens
     if _joins_tokens(call) and call.seen is not None and any(row != sorted(row) for row in call.seen):
         return True  # it sees the pad tokens in a row's holes as tokens of the text
-    if call.model in WINDOWS and call.has_hidden_holes:
-        return True  # its windows count masked columns
+    if (call.model in WINDOWS or call.model == "mpt") and call.has_hidden_holes:
+        return True  # its windows and biases count masked columns
     reads_source = any(name.startswith("encoder_") for name in call.settings)
     if reads_source and (call.embeds != "none" or call.has_beams):
         return True  # it compares with the embeddings' numbers, and with the prompts of other beams
@@ -101,10 +103,13 @@ def differs(call: Call, way: str, found: str) -> bool:
     """Whether a difference is on purpose."""
     if call.model == "gpt_neo" and call.is_static:
         return True  # transformers takes the rows of its causal mask from the room's end; so does the object's forward
-    if call.model == "mpt" and call.is_right_padded and way == "adapter":
+    if call.model == "mpt" and (call.is_right_padded or call.has_hidden_holes) and way == "adapter":
         return True  # the object's biases count masked columns
     if call.sounds and call.has_beams and re.search("(attentions|hidden_states|scores|logits) of step", found):
         return True  # it keeps one beam's for each row, whichever stands in the row's place
+    heat = call.settings.get("temperature")
+    if len(call.sounds) > 1 and call.has_beams and isinstance(heat, tuple) and len(heat) > 1 and "wrote" in found:
+        return True  # beams of rows that may be written anew depend on the other rows there; a row alone gets ours
     if call.settings.get("return_segments") and "returned a dict for a Generate" in found:
         return True  # it leaves out the segments that were asked for, unless there are timestamps
     is_odd = "masked" in call.extras and any(frames % 2 for frames in call.sounds)
@@ -115,8 +120,6 @@ def differs(call: Call, way: str, found: str) -> bool:
         or ("forced_eos_token_id" in call.settings and call.settings.get("max_new_tokens") == 1)
     ):
         return True  # one token may be written first, and all beams but one stand at -1e9
-    if "again" in call.extras and call.model == "fsmt":
-        return True  # several tokens that are read with a cache see each other, and theirs are read in one pass
     if "again" in call.extras and call.is_pair and "returned [] more and ['encoder_" in found:
         return True  # an encoder whose keys are in the cache is not run again
     if "again" in call.extras and call.is_pair and re.search("(attentions|hidden_states) of step 0", found):
@@ -129,8 +132,6 @@ def differs(call: Call, way: str, found: str) -> bool:
     if "positions for" in found and ("negative" in call.extras or call.has_beams):
         return True  # the longer prompt's columns; and native beams that have all ended hold nothing
     is_drafted = call.strategy in ("lookup", "assisted")
-    if is_drafted and call.model == "fsmt":
-        return True  # transformers' own scores are others then
     if is_drafted and ("attentions" in found or "hidden_states" in found):
         return True  # ours are those of the call without drafts; transformers cuts its passes at other tokens
     if is_drafted and "criterion" in call.extras and "wrote" in found:

@@ -30,6 +30,11 @@ class Unlike:
     def __str__(self) -> str:
         return f"{self.way}, {self.kind}: {self.details}"
 
+    def is_like(self, other: Unlike) -> bool:
+        """Whether it is a difference of the same kind; of errors, one of the same type."""
+        is_same_error = self.kind != "raised" or self.details.split(":")[0] == other.details.split(":")[0]
+        return (self.way, self.kind) == (other.way, other.kind) and is_same_error
+
 
 def try_call(call: Call) -> list[Unlike]:
     """The differences between transformers and ours that are not known.
@@ -129,7 +134,7 @@ def shrink(call: Call, unlike: Unlike) -> tuple[Call, Unlike]:
         for smaller in _list_smaller(call):
             if time.process_time() > deadline:
                 return call, unlike
-            alike = [one for one in try_call(smaller) if (one.way, one.kind) == (unlike.way, unlike.kind)]
+            alike = [one for one in try_call(smaller) if one.is_like(unlike)]
             if alike:
                 call, unlike, is_smaller = smaller, alike[0], True
                 break
@@ -140,7 +145,7 @@ def _list_smaller(call: Call) -> Iterator[Call]:
     for name in call.extras:
         yield replace(call, extras={key: value for key, value in call.extras.items() if key != name})
     for name in call.settings:
-        if name not in ("do_sample", "max_new_tokens"):
+        if name not in ("do_sample", "max_new_tokens", *call.extras.get("config", ())):
             yield replace(call, settings={key: value for key, value in call.settings.items() if key != name})
     if len(call.ids) > 1:
         for row in range(len(call.ids)):

@@ -14,10 +14,11 @@ import transformers
 import unspool
 from tests.fuzz.beside import models
 from tests.fuzz.beside.calls import SAMPLING, Call, make_inputs
-from unspool.errors import UnspoolError
+from unspool.errors import SettingError, UnspoolError
 
 WAYS = ("native", "object", "adapter")
 SEED = 1234
+OVERRIDDEN = {"max_new_tokens": 3, "repetition_penalty": 1.7, "top_k": 7, "eos_token_id": 5}
 DRAFTS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens")
 
 
@@ -115,6 +116,8 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
     if isinstance(mark := given.get("watermarking_config"), dict):
         kind = "SynthIDTextWatermarkingConfig" if "keys" in mark else "WatermarkingConfig"
         given["watermarking_config"] = getattr(transformers, kind)(**mark)
+    if "config" in call.extras:
+        take_config(call, given, model)
     return given, told
 
 
@@ -123,7 +126,22 @@ def make_room(call: Call, model: Any) -> dict[str, Any]:
     room = call.extras["room"]
     if not isinstance(model, transformers.PreTrainedModel):
         return {"cache_implementation": "static", "cache_config": {"max_cache_len": room}}
-    return {"past_key_values": transformers.StaticCache(config=model.config, max_cache_len=room)}
+    config = model.config.get_text_config(decoder=True)
+    own = transformers.StaticCache(config=config, max_cache_len=room)
+    if not call.is_pair:
+        return {"past_key_values": own}
+    source = transformers.StaticCache(config=config, max_cache_len=len(call.ids[0]))
+    return {"past_key_values": transformers.EncoderDecoderCache(own, source)}
+
+
+def take_config(call: Call, given: dict[str, Any], model: Any) -> None:
+    """Move the settings into a config of the model's library; those that the call names stay, and differ there."""
+    kind = transformers if isinstance(model, transformers.PreTrainedModel) else unspool
+    moved = [name for name in call.settings if name in given and name != "watermarking_config"]  # an object of theirs
+    told = {name: given.pop(name) for name in moved}
+    for name in call.extras["config"]:
+        given[name], told[name] = told[name], OVERRIDDEN[name]
+    given["generation_config"] = kind.GenerationConfig(**told)
 
 
 def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
@@ -136,7 +154,10 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
     else:
         model = models.make_again(call.model, call.seed, call.attention) if model is None else model
         assistant = model if other == call.seed else models.make_again(call.model, other, call.attention)
-    given, told = make_arguments(call, model, assistant)
+    try:
+        given, told = make_arguments(call, model, assistant)
+    except ValueError as error:  # a config is checked when it is made, an object's by transformers
+        return Answer(error=error if isinstance(error, UnspoolError) else SettingError(str(error)))
     if way != "native":
         given["native"] = way == "object"
     if call.settings.get("do_sample"):
@@ -204,14 +225,27 @@ def drawing(drawn: Drawn | None) -> Iterator[None]:
         torch.multinomial = own
 
 
+def say_one_length(call: Call) -> Call:
+    """The call with one length, if it has two: both hold for ours, and transformers takes `max_new_tokens` alone."""
+    if not {"max_length", "max_new_tokens"} <= call.settings.keys():
+        return call
+    settings = dict(call.settings)
+    room = settings.pop("max_length") - (0 if call.sounds else count_prompt(call))
+    return call.change(settings={**settings, "max_new_tokens": min(room, settings["max_new_tokens"])})
+
+
 def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Answer:
     """A call by transformers; where tokens are drawn, with the draws of ours."""
+    call = say_one_length(call)
     attention = "eager" if call.settings.get("output_attentions") else call.attention
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
     model = models.make(call.model, call.seed, attention) if model is None else model
     model = deepcopy(model) if call.sounds else model  # whose settings are written to
     assistant = model if other == call.seed else models.make(call.model, other, attention)
-    given, told = make_arguments(call, model, assistant)
+    try:
+        given, told = make_arguments(call, model, assistant)
+    except ValueError as error:
+        return Answer(error=error)
     if "again" in call.extras:  # its drafts are checked as if the cache that was given held nothing
         given = {name: value for name, value in given.items() if name not in ("assistant_model", *DRAFTS)}
     drawn = None

@@ -414,3 +414,15 @@ def test_pad_tokens_of_a_prompt_are_masked_as_a_mask_does_it(name: str, column: 
     embeds = model.get_input_embeddings()(ids).detach()
     assert torch.equal(unspool.generate(model, ids, **NEW), expected)
     assert torch.equal(unspool.generate(model, ids, inputs_embeds=embeds, **NEW), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+def test_a_static_cache_with_too_little_room_is_refused_before_the_first_pass(name: str) -> None:
+    model = make(name)
+    config, ids = model.config.get_text_config(decoder=True), make_inputs()["input_ids"][2:]
+    is_pair, width = name == "t5", ids.shape[1]
+    own, source = (transformers.StaticCache(config=config, max_cache_len=room) for room in (width, width))
+    past = transformers.EncoderDecoderCache(own, source) if is_pair else own
+    text = {"input_ids": ids, "decoder_input_ids": torch.cat((torch.zeros_like(ids[:, :1]), ids[:, 1:]), dim=1)}
+    with pytest.raises(unspool.SettingError, match=f"have room for {width} positions, and a prompt of {width} tokens"):
+        unspool.generate(model, **(text if is_pair else {"input_ids": ids}), **NEW, past_key_values=past)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.fuzz.beside.families import DECODERS, PAIRS, STATES
 from tests.fuzz.beside.models import make, make_again
 
 import unspool
+from unspool.models.adapters.description import describe, describe_loosely
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
 IDS = torch.tensor([[5, 6, 7, 8, 9], [0, 0, 12, 13, 14]])
@@ -55,3 +57,101 @@ def test_rows_that_ended_hold_their_padding(name: str, drafts: dict[str, Any]) -
     theirs = make(name, 0, "eager").generate(texts[0], past_key_values=outputs[0].past_key_values, **again)
     ours = unspool.generate(make_again(name, 0, "eager"), texts[1], past_key_values=outputs[1].past_key_values, **again)
     assert torch.equal(theirs, ours)
+
+
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "forward"])
+@pytest.mark.parametrize("name", ["t5", "bart", "blenderbot", "mt5", "longt5", "pegasus_x"])
+def test_rows_of_a_pair_that_ended_hold_their_padding(name: str, is_native: bool) -> None:
+    """Keys are transformers' in every column, and a further turn over them writes what reading all anew does."""
+    theirs, ours = make(name, 0, "eager"), make_again(name, 0, "eager")
+    ids, asked = IDS.flip(1), {**ASKED, **ENDLESS, "attention_mask": MASK.flip(1), "max_new_tokens": 7}
+    free = theirs.generate(ids, **asked).sequences
+    ends = [token for token in free[1, 1:4].tolist() if token not in free[0].tolist()]
+    asked["eos_token_id"] = ends[0]  # the second row ends first
+    expected, found = theirs.generate(ids, **asked), unspool.generate(ours, ids, **asked, native=is_native)
+    assert torch.equal(expected.sequences, found.sequences) and expected.sequences[1, -1] == 0
+    layers = (output.past_key_values.self_attention_cache.layers for output in (expected, found))
+    for one, other in zip(*layers, strict=True):
+        assert torch.allclose(one.keys, other.keys, atol=2e-3, rtol=2e-3)
+        assert torch.allclose(one.values, other.values, atol=2e-3, rtol=2e-3)
+    text = torch.cat((found.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1)
+    again = {**asked, **ENDLESS, "decoder_input_ids": text}
+    continued = unspool.generate(ours, ids, past_key_values=found.past_key_values, **again, native=is_native)
+    assert torch.equal(continued.sequences, theirs.generate(ids, **again).sequences)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["all go on", "one ends"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "qwen3"])
+def test_a_given_cache_holds_no_columns_of_drafts_that_one_row_refused(name: str, seed: int, ends: bool) -> None:
+    """Rows take different numbers of drafted tokens, and their keys stand in the columns of their texts."""
+    model = make_again(name, 0, "eager")
+    ids = torch.randint(5, 8, (2, 8), generator=torch.Generator().manual_seed(seed))
+    mask = torch.tensor([[1] * 8, [0] * 3 + [1] * 5])
+    asked: dict[str, Any] = {**ASKED, **ENDLESS, "attention_mask": mask, "max_new_tokens": 12}
+    asked["suppress_tokens"] = [token for token in range(97) if not 5 <= token <= 8]  # so that guesses are found
+    if ends:
+        asked["stopping_criteria"] = [lambda text, scores, **_: torch.tensor([False, text.shape[1] > 12])]
+    plain, drafted = (
+        unspool.generate(model, ids, past_key_values=transformers.DynamicCache(config=model.config), **asked, **drafts)
+        for drafts in ({}, {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1})
+    )
+    assert sum(drafted.speculation.drafted) > sum(drafted.speculation.accepted)
+    assert torch.equal(plain.sequences, drafted.sequences)
+    for one, other in zip(plain.past_key_values.layers, drafted.past_key_values.layers, strict=True):
+        assert one.keys.shape == other.keys.shape
+        seen = torch.nn.functional.pad(mask, (0, one.keys.shape[2] - 8), value=1).bool()
+        for mine, its in ((one.keys, other.keys), (one.values, other.values)):
+            assert torch.allclose(mine.transpose(1, 2)[seen], its.transpose(1, 2)[seen], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt_neo"])
+def test_drafts_of_several_rows_over_a_given_cache_with_windows_are_refused(name: str) -> None:
+    """Columns that one row refused would count in its windows."""
+    model = make_again(name, 0, "eager")
+    past = transformers.DynamicCache(config=model.config)
+    with pytest.raises(unspool.SettingError, match="masked ones too, so drafts that one row of several refuses"):
+        unspool.generate(model, IDS, **ASKED, past_key_values=past, prompt_lookup_num_tokens=3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_that_fsmt_reads_with_a_cache_see_none_behind_them(seed: int) -> None:
+    """Its forward makes a causal mask if it has no cache and reads the source itself: so it is asked by hand."""
+    theirs, ours = make("fsmt", seed), make_again("fsmt", seed, "sdpa")
+    source = torch.tensor([[9, 9, 66, 5], [7, 8, 11, 12]])
+    asked: dict[str, Any] = {**ASKED, "eos_token_id": None, "attention_mask": torch.ones_like(source)}
+
+    @torch.no_grad()
+    def write(text: torch.Tensor) -> list[list[int]]:
+        for _ in range(asked["max_new_tokens"]):
+            logits = theirs(input_ids=source, decoder_input_ids=text, use_cache=False).logits[:, -1]
+            text = torch.cat((text, logits.argmax(dim=-1, keepdim=True)), dim=1)
+        found: list[list[int]] = text.tolist()
+        return found
+
+    first = unspool.generate(ours, source, decoder_input_ids=torch.tensor([[2, 5, 6, 7], [2, 8, 9, 10]]), **asked)
+    assert first.sequences.tolist() == write(first.sequences[:, :4])
+    text = torch.cat((first.sequences, torch.tensor([[83, 10], [84, 11]])), dim=1)
+    again = unspool.generate(ours, source, decoder_input_ids=text, past_key_values=first.past_key_values, **asked)
+    assert again.sequences.tolist() == write(text)
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "blenderbot", "whisper"])
+def test_sizes_of_a_pair_are_its_decoders_own(name: str) -> None:
+    """The part that transformers makes of a flat config answers with its class's defaults for what it has lost."""
+    model = make(name)
+    info = describe(model).info
+    assert (info.num_layers, info.num_heads) == (model.config.decoder_layers, model.config.decoder_attention_heads)
+    assert info.decoder_start_token_id == model.config.decoder_start_token_id
+    assert describe_loosely(model).info.num_layers == model.config.decoder_layers
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "quantized"])
+@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+def test_caches_of_our_own_kinds_that_a_pair_returned_go_on(name: str, kind: str) -> None:
+    model, source = make_again(name, 0, "sdpa"), IDS[:1]
+    asked: dict[str, Any] = {**ASKED, **ENDLESS, "attention_mask": None}
+    first = unspool.generate(model, source, **asked, cache_implementation=kind)
+    text = torch.cat((first.sequences, torch.tensor([[83, 10]])), dim=1)
+    again = unspool.generate(model, source, **asked, decoder_input_ids=text, past_key_values=first.past_key_values)
+    assert torch.equal(again.sequences, make(name).generate(source, **asked, decoder_input_ids=text).sequences)

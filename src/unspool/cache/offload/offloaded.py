@@ -22,6 +22,7 @@ class OffloadingCache(RowCache):
     """What offloaded caches share."""
 
     lives_elsewhere = True
+    takes_padding = False
     _store: AwayStore
 
     def _append(self, layer: int, span: Span, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

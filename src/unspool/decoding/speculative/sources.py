@@ -29,12 +29,16 @@ def can_read(assistant: Model, model: Model, source: EncoderInput) -> bool:
 def encode_draft(
     assistant: Model, model: Model, source: EncoderInput, encoded: Encoded | None, answer: SourceAnswer
 ) -> Encoded:
-    """The states that a draft model's decoder reads; `encoded` are the model's own, if they are at hand."""
+    """The states that a draft model's decoder reads; `encoded` are the model's own, if it has made them.
+
+    It has not where a cache was given, and the caller may have given them beside it.
+    """
     if source.drafted is not None:
         return source.drafted
     reader = assistant
     if shares_encoder(assistant, model):
-        if encoded is not None:
-            return encoded
+        known = source.encoded if encoded is None else encoded
+        if known is not None:
+            return known
         reader = model
     return answer(SourceAsk(reader, source.tokens, source.lengths, embeds=source.embeds))

@@ -17,6 +17,8 @@ from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _DYNAMIC_MASKS = "prepare_dynamic_mask"  # of Doge's attention
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
+_LAYERS = ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer")
+_HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head")
 _KEY_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 # A decoder's own number stands before one that its encoder may have named.
 _CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
@@ -36,6 +38,8 @@ class Description:
     asks_for_mask: bool = False  # without a mask it looks for padding, which synchronises with the device
     can_switch: bool = False  # attention weights are available by switching its attention implementation
     attends_itself: bool = True  # by code of its own, which may view keys as those that transformers joins allow
+    counts_columns: bool = False  # run as its own generate() runs it, some layers count masked columns: windows
+    lacks_order: bool = False  # tokens of one pass over a cache see each other, so each has a pass of its own
     # Of keys and of values, by layer, where they differ: our caches hold both in the wider one. Passes find them out.
     widths: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -80,9 +84,7 @@ def describe(model: Any) -> Description:
 
 def _describe_pair(model: Any, config: Any) -> Description:
     """The same for an encoder-decoder, whose positions come from the cache alone."""
-    counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers", "num_hidden_layers"))
-    num_layers = next(int(number) for number in counts if number)
-    heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+    num_layers = _find_decoder_number(model, config, _LAYERS)
     if any("router" in name for name in _find_names(model)["all"]):
         raise UnsupportedError(
             f"the decoder of {type(model).__name__} reads its encoder's routing; use its own generate()"
@@ -96,7 +98,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
     info = ModelInfo(
         **_read_sizes(model, config),
         num_layers=num_layers,
-        num_heads=int(heads),
+        num_heads=_find_decoder_number(model, config, _HEADS),
         max_context=None if is_relative else _find_context(config),
         layer_kinds=_repeat("full", num_layers),
         is_encoder_decoder=True,
@@ -104,7 +106,15 @@ def _describe_pair(model: Any, config: Any) -> Description:
         can=frozenset(can),
     )
     attends_itself = not _chooses_attention(model)
-    return Description(info, config, _find_arguments(model), None, can_switch=can_switch, attends_itself=attends_itself)
+    return Description(
+        info,
+        config,
+        _find_arguments(model),
+        None,
+        can_switch=can_switch,
+        attends_itself=attends_itself,
+        lacks_order=_lacks_order(model),
+    )
 
 
 def describe_half(model: Any) -> Description:
@@ -131,12 +141,31 @@ def describe_loosely(model: Any) -> Description:
     weights = set() if "cache_params" in _find_arguments(model) else {"attentions"}  # a model of states attends nowhere
     info = ModelInfo(
         **sizes,
-        num_layers=_find_number(config, ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer"), 1),
-        num_heads=_find_number(config, ("decoder_attention_heads", "num_attention_heads", "n_head"), 1),
+        num_layers=_find_decoder_number(model, config, _LAYERS),
+        num_heads=_find_decoder_number(model, config, _HEADS),
         is_encoder_decoder=is_pair,
         can=frozenset({"hidden_states", "last_states", "inputs_embeds", "early_logits"} | weights),
     )
-    return Description(info, config, _find_arguments(model), None, can_switch=can_switch)
+    return Description(
+        info,
+        config,
+        _find_arguments(model),
+        None,
+        can_switch=can_switch,
+        counts_columns=_counts_columns(model, config),
+        lacks_order=_lacks_order(model),
+    )
+
+
+def _find_decoder_number(model: Any, config: Any, names: tuple[str, ...]) -> int:
+    """A decoder's number: by the names of pairs in the model's whole config, otherwise in its decoder's; 1 for none.
+
+    The part that transformers makes of a pair's flat config has lost what began with "decoder", and answers with
+    the defaults of its class.
+    """
+    whole = model.config if getattr(model.config, "is_encoder_decoder", False) else config
+    named = tuple(name for name in names if "decoder" in name)
+    return _find_number(whole, named, 0) or _find_number(config, names, 1)
 
 
 def _find_number(config: Any, names: tuple[str, ...], otherwise: int) -> int:
@@ -165,10 +194,17 @@ def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
         "bos_token_id": _read_id(config, "bos_token_id"),
         "eos_token_id": _read_ids(config, "eos_token_id"),
         "pad_token_id": _read_id(config, "pad_token_id"),
-        "decoder_start_token_id": _read_id(config, "decoder_start_token_id"),
+        "decoder_start_token_id": _read_id(model.config, "decoder_start_token_id"),  # the decoder's part has lost it
         # ProphetNet predicts several tokens ahead, from one at a time.
-        "why_single": f"{type(model).__name__} reads one token at a time" if hasattr(config, "ngram") else "",
+        "why_single": f"{type(model).__name__} reads one token at a time"
+        if hasattr(config, "ngram") or _lacks_order(model)
+        else "",
     }
+
+
+def _lacks_order(model: Any) -> bool:
+    """Whether tokens that are read together with a cache see each other: FSMT makes its causal mask without one."""
+    return "_prepare_fsmt_decoder_inputs" in _find_names(model)["all"]
 
 
 def _find_embedding_size(model: Any) -> int | None:
@@ -316,13 +352,19 @@ def _find_kinds(config: Any, names: dict[str, frozenset[str]]) -> tuple[LayerKin
     window = getattr(config, "sliding_window", None)
     if listed:
         return tuple(KIND_NAMES.get(name, "full") for name in listed) if window else full
-    if (
-        window
-        and getattr(config, "use_sliding_window", True)
-        and "create_sliding_window_causal_mask" in names["masking"]
-    ):
-        return _repeat("sliding", len(full))
-    return full
+    return _repeat("sliding", len(full)) if _has_window(config, names) else full
+
+
+def _has_window(config: Any, names: dict[str, frozenset[str]]) -> bool:
+    """Whether every layer sees a window, by its config and by the masks that its code makes."""
+    is_asked = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return bool(is_asked) and "create_sliding_window_causal_mask" in names["masking"]
+
+
+def _counts_columns(model: Any, config: Any) -> bool:
+    """Whether some layers see the last columns alone, by the model's own masks, which count masked columns too."""
+    listed = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    return bool(listed - {"full_attention", "global"}) if listed else _has_window(config, _find_names(model))
 
 
 def _repeat(kind: LayerKind, num_layers: int) -> tuple[LayerKind, ...]:

@@ -53,6 +53,7 @@ def dress_cache(
     `widths` has those of keys and values for layers in which they differ; every head comes `copies` times.
     """
     if isinstance(cache, ColumnCache):
+        cache.close_gaps()
         return cache.past
     if isinstance(cache, EncoderDecoderCache) and type(cache) is EncoderDecoderCache:
         from transformers.cache_utils import EncoderDecoderCache as TheirPair

@@ -16,6 +16,7 @@ from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, KeyShape, Sp
 from unspool.cache.stores.memory import join
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import OWN_FORWARD, AdaptedModel, name_failures
+from unspool.models.adapters.columns.answers import join_passes
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.keys import make_pair_keys
 from unspool.models.adapters.passes import Harvest, PlacedPass, pick_columns
@@ -129,6 +130,34 @@ class AdaptedPair(AdaptedModel):
         if not isinstance(cache, EncoderDecoderCache) or not cache.source_lengths:
             raise InputError("an encoder-decoder reads a cache that holds what was encoded: new_cache(…, encoded=…)")
         name = "decoder_input_ids" if embeds is None else "decoder_inputs_embeds"
+        if self.description.lacks_order and new.shape[1] > 1:
+            return self._read_singly(cache, name, new, counts, want)
+        return self._read_jointly(cache, name, new, counts, want)
+
+    def _read_singly(
+        self, cache: EncoderDecoderCache, name: str, new: torch.Tensor, counts: Sequence[int] | None, want: Want
+    ) -> Forward:
+        """Read tokens one after the other."""
+        rows, num_new = new.shape[:2]
+        real = [num_new] * rows if counts is None else list(counts)
+        held = list(cache.lengths) or [0] * rows
+        made = []
+        try:
+            for column in range(num_new):
+                each = [int(column < count) for count in real]
+                one = new[:, column : column + 1]
+                made.append(self._read_jointly(cache, name, one, each, replace(want, logits="all")))
+        except BaseException:
+            cache.truncate(held)
+            raise
+        forward = join_passes(made, replace(want, logits="all"))
+        if want.logits == "last":
+            forward.logits = pick_columns(forward.logits, [max(count - 1, 0) for count in real])
+        return forward
+
+    def _read_jointly(
+        self, cache: EncoderDecoderCache, name: str, new: torch.Tensor, counts: Sequence[int] | None, want: Want
+    ) -> Forward:
         with self._undo(cache):
             span = cache.begin(new.shape[0], new.shape[1], counts, self.device)
             forward = self._run(cache, span, name, new, want)

@@ -124,6 +124,8 @@ class ColumnModel(AdaptedModel):
             asked = self._inputs.make(cache, columns.width, is_first=True).get("input_ids")
             if asked is not None and asked.shape[1] > columns.width:
                 return f"{kind} predicts at a column that it adds itself, once a pass"
+        if self.description.counts_columns:
+            return f"{kind} has layers that see the last few columns, masked ones too"
         if self.call.has_fixed_room:  # a token that one row refuses is a masked column of that row
             return "a static cache of transformers has room for the answer's columns alone"
         return f"{kind} takes no positions" if columns.positions is None else ""
@@ -250,7 +252,7 @@ class ColumnModel(AdaptedModel):
         assert columns is not None
         # Tokens that were tried before and accepted are read again where states went back to what they were.
         num_asked = num_new + (columns.width - columns.num_read if cache.keeps_past else 0)
-        is_joint = num_asked == 1 or not (cache.keeps_states or cache.answers_once)
+        is_joint = num_asked == 1 or not (cache.keeps_states or cache.answers_once or self.description.lacks_order)
         run = self._run if is_joint else self._run_singly
         try:
             self._append(cache, tokens, real)
@@ -287,7 +289,7 @@ class ColumnModel(AdaptedModel):
             if cache.keeps_past and columns.num_read:
                 return self._run(cache, width, want, is_first=False)
         num_unread = columns.width - columns.num_read
-        if columns.num_read and cache.keeps_states:  # behind what a given cache holds
+        if columns.num_read and (cache.keeps_states or self.description.lacks_order):  # behind what a given cache holds
             return self._run_singly(cache, num_unread, want, is_first=False)
         return self._run(cache, num_unread, want, is_first=True)
 
@@ -322,7 +324,10 @@ class ColumnModel(AdaptedModel):
 
     def _append(self, cache: ColumnCache, tokens: torch.Tensor, real: Sequence[int]) -> None:
         assert cache.columns is not None
-        columns, num_new = cache.columns, tokens.shape[1]
+        num_new = tokens.shape[1]
+        cache.close_gaps()
+        cache.may_gap |= min(real) < num_new
+        columns = cache.columns
         place = torch.arange(num_new, device=columns.mask.device)
         columns.append(tokens, place < torch.tensor(list(real), device=place.device)[:, None])
         cache.inputs = self._inputs.follow(cache, num_new)

@@ -83,6 +83,13 @@ class Columns:
         self.ids = torch.cat((self.ids, ids), dim=1)
         self.mask = torch.cat((self.mask, is_real), dim=1)
 
+    def move(self, index: torch.Tensor) -> None:
+        """Give each row its own columns in the order of `index` (rows, columns)."""
+        self.ids, self.mask = self.ids.gather(1, index), self.mask.gather(1, index)
+        if self.positions is not None:
+            known = self.positions.expand(*self.positions.shape[:-2], *index.shape)
+            self.positions = known.gather(-1, index.expand_as(known))
+
     def cut(self, width: int) -> None:
         """Keep the first columns."""
         self.ids, self.mask = self.ids[:, :width], self.mask[:, :width]
@@ -102,6 +109,8 @@ class Columns:
 class ColumnCache(Cache):
     """A cache of transformers behind our contract, with the columns that it holds and the model's further inputs."""
 
+    takes_padding = True
+
     def __init__(self, model: Any, prompt: Columns, inputs: dict[str, Any], *, keeps_past: bool, name: str) -> None:
         super().__init__()
         self.model = model
@@ -116,6 +125,7 @@ class ColumnCache(Cache):
         # Makes the inputs of so many rows that begin anew, with a cache of transformers' that holds nothing.
         self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
         self.was_repeated = False  # rows were repeated since the last pass
+        self.may_gap = False  # rows have taken different numbers of drafted tokens
         self.has_inner = False  # the model's modules keep states themselves
         self.inner: Inner = ()
         self._snapshot: tuple[Any, Inner, Columns, dict[str, Any], list[int]] | None = None
@@ -173,6 +183,7 @@ class ColumnCache(Cache):
             return
         columns = self.columns
         columns.mask = columns.mask & (columns.mask.long().cumsum(dim=-1) <= _column(lengths, columns.mask))
+        self.may_gap |= len(lengths) > 1
         if self.past is None or self._name_layers() <= _PLAIN_LAYERS or self._counts_fixed():
             self._cut(columns, int(columns.find_last().max()) + 1)
         self.lengths = list(lengths)
@@ -194,6 +205,30 @@ class ColumnCache(Cache):
             columns.num_read = width
         self.inputs = {name: _cut_columns(value, columns.width, width) for name, value in self.inputs.items()}
         columns.cut(width)
+
+    def close_gaps(self) -> None:
+        """Move each row's columns behind the prompt together, so that none of a refused draft stands among them.
+
+        They are then the columns of the sequences that are returned, and a further turn finds the keys where these
+        have their tokens.
+        """
+        columns, first = self.columns, self.prompt.width
+        if not self.may_gap or columns is None or not self._name_layers() <= _PLAIN_LAYERS:
+            return
+        if self.keeps_past and columns.num_read < columns.width:
+            return
+        is_real = columns.mask[:, first:]
+        if not bool((is_real[:, 1:] & ~is_real[:, :-1]).any()):
+            return
+        order = is_real.long().argsort(dim=-1, descending=True, stable=True) + first
+        ahead = torch.arange(first, device=order.device).expand(len(order), -1)
+        columns.move(torch.cat((ahead, order), dim=1))
+        for layer in getattr(self.past, "layers", ()):
+            for name in ("keys", "values"):
+                held = getattr(layer, name)  # (rows, heads, columns, width)
+                index = order[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]).to(held.device)
+                setattr(layer, name, torch.cat((held[:, :, :first], held.gather(2, index)), dim=2))
+        self._cut(columns, int(columns.find_last().max()) + 1)
 
     def begin_again(self, lengths: Sequence[int]) -> bool:
         """Take a fresh cache of transformers', so that the next pass reads the prompt; False if it can't be had."""
@@ -301,6 +336,13 @@ class ColumnCache(Cache):
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__)
         return made
+
+    @property
+    def room(self) -> int | None:
+        """The most columns that transformers' fixed layers hold; None if there are none."""
+        past = getattr(self.past, "self_attention_cache", self.past)
+        fixed = (layer for layer in getattr(past, "layers", ()) if type(layer).__name__ in _FIXED_LAYERS)
+        return min((int(layer.max_cache_len) for layer in fixed), default=None)
 
     def get_max_cache_shape(self) -> int | None:
         """The most positions: transformers bounds them itself."""
