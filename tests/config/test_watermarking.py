@@ -93,3 +93,13 @@ def test_errors_do_not_tell_a_key(make: Any) -> None:
         with pytest.raises(SettingError, match="hashing_key") as error:
             make(hashing_key=wrong).validate()
         assert str(wrong) not in str(error.value)
+
+
+def test_settings_of_transformers_are_ours() -> None:
+    theirs = transformers.WatermarkingConfig(bias=3.0, seeding_scheme="selfhash")
+    synth = transformers.SynthIDTextWatermarkingConfig(ngram_len=4, keys=[5, 6])
+    config = GenerationConfig(watermarking_config=theirs, compile_config=transformers.CompileConfig(mode="default"))
+    assert config.watermarking_config == WatermarkingConfig(bias=3.0, seeding_scheme="selfhash")
+    assert isinstance(config.compile_config, CompileConfig) and config.compile_config.mode == "default"
+    config.watermarking_config = [theirs, synth]
+    assert config.watermarking_config[1] == SynthIDTextWatermarkingConfig(ngram_len=4, keys=[5, 6])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -37,5 +38,9 @@ def test_the_example_of_the_readme(server: RunningServer, asked: dict[str, Any])
 def test_a_prompt_past_the_context(server: RunningServer) -> None:
     answer = server.chat("word " * 9000)
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert answer.json()["error"]["param"] == "messages"
     answer = server.chat("word " * 8000, max_tokens=1000)
     assert answer.status_code == 400 and "at most" in answer.json()["error"]["message"]
+    for path, field in (("/v1/completions", "prompt"), ("/v1/responses", "input")):
+        answer = httpx.post(server.address + path, json={"model": "smollm2-135m", field: "word " * 9000})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == field

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unspool.config import GenerationConfig
+from unspool.config.theirs import is_theirs
 from unspool.decoding.prompts import Prompts
-from unspool.models.adapters import is_theirs
 from unspool.plan import Origin
 from unspool.stopping import MaxLengthCriteria
 

@@ -15,6 +15,7 @@ from unspool.api.speech import prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.config.pairs import check_methods
+from unspool.config.theirs import convert_values
 from unspool.decoding.inputs import read_prompts
 from unspool.decoding.observer import Observer
 from unspool.decoding.preparation import Hooks
@@ -22,7 +23,6 @@ from unspool.decoding.prompts import Prompts, continue_prompts
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
-from unspool.models.adapters import convert_values
 from unspool.plan import Plan, PromptShape, settle
 from unspool.plan.pairs import Facts
 from unspool.plan.past_keys import check_room, read_cache

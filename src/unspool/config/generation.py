@@ -17,6 +17,7 @@ from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.shapes import is_shape, make_schema
+from unspool.config.theirs import convert_value
 from unspool.config.values import is_one_bias
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
 from unspool.errors import InputError, SettingError
@@ -88,6 +89,8 @@ class GenerationConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name) and not (callable(value) and is_hosted(self)):  # its code may exchange a method
             raise SettingError(f"`{name}` can't be a setting: GenerationConfig has a method of that name.")
+        if name in ("watermarking_config", "compile_config"):
+            value = convert_value(value)
         if name == "watermarking_config":
             value = _read_watermarks(value)
         elif name == "sequence_bias" and is_one_bias(value):

@@ -63,6 +63,7 @@ class OllamaDialect:
 
     def _read_prompt(self, found: Found, target: Target) -> Order:
         prompt, system = found.take("prompt"), found.take("system")
+        found.names["messages"] = "prompt"
         if found.take("raw", False):
             if system is not None:
                 raise refuse_field("system", "`system` goes into the chat template, which `raw` leaves out")

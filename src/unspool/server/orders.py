@@ -428,7 +428,7 @@ def _settle_length(order: Order, target: Target) -> None:
     name = order.names.get("max_new_tokens", "max_tokens")
     if target.context is not None and longest >= target.context:
         raise refuse_field(
-            "prompt" if order.kind == COMPLETION else "messages",
+            "prompt" if order.kind == COMPLETION else order.names.get("messages", "messages"),
             f"the prompt has {longest} tokens and the model's context ends at {target.context}; shorten it",
             "context_length_exceeded",
         )

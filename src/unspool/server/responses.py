@@ -30,6 +30,7 @@ class ResponseDialect:
         instructions = found.take("instructions")
         messages = [] if instructions is None else [{"role": "system", "content": instructions}]
         found.put("messages", messages + _read_input(found.take("input")))
+        found.names["messages"] = "input"
         found.put("tools", _read_tools(found.take("tools")))
         found.put("tool_choice", _read_choice(found.take("tool_choice")))
         _read_text(found, found.take("text", {}))

@@ -20,13 +20,7 @@ from unspool.models.adapters.door import (
 from unspool.models.adapters.outputs import dress_output
 from unspool.models.adapters.own_loop import run_own_loop, wants_own_loop
 from unspool.models.adapters.preparing import find_preparing, prepare_with
-from unspool.models.adapters.settings import (
-    convert_values,
-    drop_unknown_tokens,
-    fold_settings,
-    is_theirs,
-    read_settings,
-)
+from unspool.models.adapters.settings import drop_unknown_tokens, fold_settings, read_settings
 from unspool.models.adapters.twin import drop_twin, find_twin, keeps_states, prepare_twin
 
 __all__ = [
@@ -35,7 +29,6 @@ __all__ = [
     "ColumnModel",
     "adapt",
     "adapt_half",
-    "convert_values",
     "dress_output",
     "drop_twin",
     "drop_unknown_tokens",
@@ -47,7 +40,6 @@ __all__ = [
     "find_twin",
     "fold_settings",
     "has_own_loop",
-    "is_theirs",
     "is_transformers_model",
     "keeps_states",
     "list_inputs",

@@ -10,6 +10,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
+from unspool.config.theirs import is_theirs
 from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
 from unspool.models.adapters.decoder import AdaptedDecoder
@@ -22,7 +23,7 @@ from unspool.models.adapters.description import (
 )
 from unspool.models.adapters.kept import find_kept
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
-from unspool.models.adapters.settings import ObjectSettings, convert_settings, is_theirs, name_static_kind
+from unspool.models.adapters.settings import ObjectSettings, convert_settings, name_static_kind
 from unspool.models.adapters.twin import find_twin, keeps_states
 from unspool.models.native import NativeModel
 from unspool.plan import find_marking_pad

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from unspool.config import (
-    PARAMETERS,
-    CompileConfig,
-    GenerationConfig,
-    SynthIDTextWatermarkingConfig,
-    WatermarkingConfig,
-)
+from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.speech import SPEECH_FIELDS
-from unspool.registry import is_from
-
-_OURS: dict[str, Any] = {
-    "CompileConfig": CompileConfig,
-    "WatermarkingConfig": WatermarkingConfig,
-    "SynthIDTextWatermarkingConfig": SynthIDTextWatermarkingConfig,
-}
-
-
-def is_theirs(value: Any, name: str | None = None) -> bool:
-    """Whether a value is an object of transformers', or derived from its class `name`; imports nothing."""
-    return any(
-        is_from(kind, "transformers") and (name is None or kind.__name__ == name) for kind in type(value).__mro__
-    )
 
 
 def read_settings(model: Any) -> GenerationConfig | None:
@@ -72,21 +51,7 @@ def convert_settings(config: Any) -> GenerationConfig:
     if values.get("max_new_tokens") is not None:  # it counts alone
         values.pop("max_length", None)
     known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
-    return GenerationConfig(**{name: convert_value(value) for name, value in known.items() if value is not None})
-
-
-def convert_value(value: Any) -> Any:
-    """A settings object of transformers as ours; anything else as it is."""
-    for name, kind in _OURS.items():
-        if is_theirs(value, name):
-            held = value.to_dict()
-            return kind(**{key: held[key] for key in kind.__dataclass_fields__ if key in held})
-    return value
-
-
-def convert_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name, with transformers' objects as ours."""
-    return {name: convert_value(value) for name, value in values.items()}
+    return GenerationConfig(**{name: value for name, value in known.items() if value is not None})
 
 
 def fold_settings(model_config: GenerationConfig | None, config: GenerationConfig) -> GenerationConfig:
