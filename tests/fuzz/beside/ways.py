@@ -137,7 +137,9 @@ def make_room(call: Call, model: Any) -> dict[str, Any]:
 def take_config(call: Call, given: dict[str, Any], model: Any) -> None:
     """Move the settings into a config of the model's library; those that the call names stay, and differ there."""
     kind = transformers if isinstance(model, transformers.PreTrainedModel) else unspool
-    moved = [name for name in call.settings if name in given and name != "watermarking_config"]  # an object of theirs
+    # What the second turn of a call leaves out stays in the call.
+    stays = (*DRAFTS, *(name for name in call.settings if name.startswith("cache_")))
+    moved = [name for name in call.settings if name in given and name not in stays]
     told = {name: given.pop(name) for name in moved}
     for name in call.extras["config"]:
         given[name], told[name] = told[name], OVERRIDDEN[name]
