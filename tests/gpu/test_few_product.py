@@ -82,7 +82,7 @@ def test_what_it_is_not_written_for() -> None:
     assert choose(64, 512, dtype=torch.float16, has_norm=True) is None  # w * x may overflow
     assert choose(64, 512, dtype=torch.float32) is None and choose(64, 512, rows=9) is None
     assert choose(40, 512) is None and choose(48, 512, is_gated=True) is None  # outputs of a program
-    assert choose(64, 300) is None and choose(50_272, 512) is None
+    assert choose(64, 300) is None and choose(50_272, 512) is None and choose(10_240, 2048, is_gated=True) is None
 
 
 @pytest.mark.parametrize("length", [0, 1, 60, 300])

@@ -36,7 +36,7 @@ _SHORT: Final = 2048  # inputs: up to here eight warps hold sixteen rows of the 
 _FEW_COLUMNS: Final = 160  # of a warp: so many leave the registers for three programs at a time
 _FEW_REGISTERS: Final = 80
 _LONGEST: Final = 8192  # inputs
-_MOST_OUTPUTS: Final = 8192  # with more a product is bound by memory, and a program has too few columns
+_MOST_NUMBERS: Final = 1 << 23  # of a matrix; with more a product is bound by memory, and was not measured
 _NO_NORM, _ROOT, _LAYER = range(3)
 FAR = gl.constexpr(4.0)  # from a row's mean to 0, in its spread: squares of both
 
@@ -58,7 +58,7 @@ def choose_few_tiling(weight: torch.Tensor, num_rows: int, *, has_norm: bool, is
     outputs, inputs = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
     if weight.dtype != torch.bfloat16 and (has_norm or weight.dtype != torch.float16):
         return None
-    if num_rows > MOST_ROWS or outputs % OUTPUTS or outputs > _MOST_OUTPUTS or inputs > _LONGEST:
+    if num_rows > MOST_ROWS or outputs % OUTPUTS or inputs > _LONGEST or weight.numel() > _MOST_NUMBERS:
         return None
     for warps in (8, 4) if inputs <= _SHORT else (16, 8):
         columns = _WIDEST
