@@ -15,7 +15,6 @@ from unspool.api.speech import prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.config.pairs import check_methods
-from unspool.config.theirs import convert_values
 from unspool.decoding.inputs import read_prompts
 from unspool.decoding.observer import Observer
 from unspool.decoding.preparation import Hooks
@@ -76,7 +75,7 @@ def start(
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
     if isinstance(inputs, Mapping):  # what a tokenizer returned, with all its names
         kwargs, inputs = {**inputs, **kwargs}, None
-    kwargs = _check_names(convert_values(kwargs))
+    kwargs = _check_names(kwargs)
     if (speech := find_speech(model)) is not None:
         again = partial(
             start,

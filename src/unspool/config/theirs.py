@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from unspool.config.compiling import CompileConfig
@@ -37,8 +36,3 @@ def convert_value(value: Any) -> Any:
 def _find_ours(value: Any) -> Any:
     """Our class for an object of transformers'; None if there is none."""
     return next((kind for name, kind in _OURS.items() if is_theirs(value, name)), None)
-
-
-def convert_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name, with transformers' objects as ours."""
-    return {name: convert_value(value) for name, value in values.items()}

@@ -44,7 +44,7 @@ def _is_small(parts: PairParts, shape: PassShape) -> bool:
     normed = [*(layer.qkv for layer in layers), *(cross.q for cross in parts.crosses)]
     normed += [] if spec.is_gated else [layer.up for layer in layers]
     added = [*(one for layer in layers for one in (layer.out, layer.down)), *(cross.out for cross in parts.crosses)]
-    if not spec.is_norm_first and any(one.operand.shape[0] < one.operand.shape[1] for one in normed):
+    if not spec.is_norm_first and (gated or any(one.operand.shape[0] < one.operand.shape[1] for one in normed)):
         return False  # who normalises a sum also writes it, each program as many numbers as it has outputs
     kinds = [(normed, True, False), (gated, True, True), (added, False, False)]
     return all(
