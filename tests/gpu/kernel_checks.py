@@ -26,9 +26,12 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE).to(dtype)
 
 
-def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, largest_score: float = 0.0) -> None:
-    """The error's size beside the result's, as float64 has it; a weight is as exact as its score in float32."""
+def check(
+    found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, largest_score: float = 0.0, factors: int = 1
+) -> None:
+    """The error's size beside the result's, as float64 has it; a weight is as exact as its score in float32, and a
+    product has the errors of all its factors."""
     expected = expected.double()
     error = (found.double() - expected).norm() / expected.norm()
-    allowed = (1e-5 if dtype == torch.float32 else 6e-3) + largest_score * torch.finfo(torch.float32).eps
+    allowed = factors * (1e-5 if dtype == torch.float32 else 6e-3) + largest_score * torch.finfo(torch.float32).eps
     assert error < allowed, float(error)

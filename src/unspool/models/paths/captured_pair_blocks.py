@@ -5,13 +5,13 @@ The attention kernels read addresses and lengths on the device; nothing here may
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import triton
 
 from unspool.kernels.activations import find_activation
-from unspool.kernels.gpu.attention import parted_attention
 from unspool.kernels.gpu.attention.cross_attention import CrossAttention
 from unspool.kernels.gpu.attention.parted_attention import PartedAttention, Parts
 from unspool.kernels.gpu.attention.split_attention import HeadShape
@@ -113,11 +113,10 @@ class FusedPairBody(PairBody):
         dtype: torch.dtype,
         form: PassShape,
         *,
-        is_small: bool = False,  # the blocks' products are those of `multiply_small`
+        small: Sequence[AnyLinear] = (),  # those of the blocks' products that are of `multiply_small`
     ) -> None:
         super().__init__(parts, device, dtype, form)
-        self._is_small = is_small
-        self._multiply = multiply_small if is_small else multiply
+        self._small = {id(linear) for linear in small}
         spec = self._spec
         self._code = CODES[spec.activation]
         self._scale = float(torch.tensor(parts.own.embedding.scale, dtype=dtype))  # rounded as in `Embedding`
@@ -182,14 +181,19 @@ class FusedPairBody(PairBody):
         else:
             self._late = norm
 
+    def _find_product(self, linear: AnyLinear) -> Callable[..., None]:
+        """The kernels for a matrix of a block."""
+        return multiply_small if id(linear) in self._small else multiply
+
     def _multiply_state(self, linear: AnyLinear, norm: Norm, out: torch.Tensor, **after: Any) -> None:
         """A product of the state, after the norm that comes before it."""
+        product = self._find_product(linear)
         if self._pair.is_norm_first:
-            self._multiply(linear.operand, self._x, out, bias=linear.bias, **norm_arguments(norm), **after)
+            product(linear.operand, self._x, out, bias=linear.bias, **norm_arguments(norm), **after)
             return
         late, self._late = self._late, None
         before = {"kept": self._spare, **norm_arguments(late)} if late is not None else {}
-        self._multiply(linear.operand, self._x, out, bias=linear.bias, **before, **after)
+        product(linear.operand, self._x, out, bias=linear.bias, **before, **after)
         if late is not None:
             self._x, self._spare = self._spare, self._x
 
@@ -204,7 +208,8 @@ class FusedPairBody(PairBody):
 
     def _add(self, linear: AnyLinear, norm: Norm, y: torch.Tensor) -> None:
         """Add a product to the state, which goes through a norm next if norms come after."""
-        self._multiply(linear.operand, y, self._x, bias=linear.bias, adds=True)
+        product = self._find_product(linear)
+        product(linear.operand, y, self._x, bias=linear.bias, adds=True)
         if not self._pair.is_norm_first:
             self._late = norm
 
@@ -213,14 +218,20 @@ class PartedPairBody(FusedPairBody):
     """A fused step of one token whose attentions leave their outputs in parts to the products that follow."""
 
     def __init__(
-        self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape, *, is_small: bool = False
+        self,
+        parts: PairParts,
+        device: torch.device,
+        dtype: torch.dtype,
+        form: PassShape,
+        *,
+        small: Sequence[AnyLinear] = (),
     ) -> None:
-        super().__init__(parts, device, dtype, form, is_small=is_small)
+        super().__init__(parts, device, dtype, form, small=small)
         shape = shape_heads(parts)
         distances = parts.biases[0].shape[1] if parts.biases else 0
         self._attend_own = PartedAttention(shape, device, dtype, writes=True, distances=distances)
-        tiling = parted_attention.OTHERS if parts.spec.features is None else parted_attention.OTHERS_OF_SOUND
-        self._attend_source = PartedAttention(shape, device, dtype, writes=False, tiling=tiling)
+        is_sound = parts.spec.features is not None
+        self._attend_source = PartedAttention(shape, device, dtype, writes=False, is_sound=is_sound)
 
     def _add_own(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         biases = self._parts.biases
@@ -250,7 +261,7 @@ class PartedPairBody(FusedPairBody):
     def _add_parts(self, linear: AnyLinear, norm: Norm | None, parts: Parts) -> None:
         weight = linear.operand
         assert isinstance(weight, torch.Tensor)
-        if self._is_small:
+        if id(linear) in self._small:
             multiply_small(weight, parts, self._x, bias=linear.bias, adds=True)
         else:
             multiply_parts(weight, parts, self._x, linear.bias)

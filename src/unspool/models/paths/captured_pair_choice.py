@@ -15,43 +15,71 @@ from unspool.models.paths.captured_pair_blocks import FusedPairBody, PairBody, P
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_pair_rows import RowsPairBody
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.weights import AnyLinear
 
 FEW: Final = 2  # tokens that our product kernels read a matrix for
+SHORT: Final = 2048  # numbers of a row of the last matrix: one row of the input gains from this on
+MOST_NUMBERS_OF_ONE: Final = 1 << 22  # of a matrix that gains with one row and layer norms
 MANY: Final = 64  # tokens up to which our kernels on the tensor cores are faster than cuBLAS and operators around it
 
 
 def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, shape: PassShape) -> Body:
     """The fastest body for a number of tokens."""
-    is_small = _is_small(parts, shape)
-    if is_small or _can_fuse(parts, shape):
+    small = choose_small(parts, shape)
+    if _can_fuse(parts, shape) or len(small) == sum(map(len, _list_products(parts).values())):
         kind = PartedPairBody if _can_part(parts, shape) else FusedPairBody
-        return kind(parts, device, dtype, shape, is_small=is_small)
+        return kind(parts, device, dtype, shape, small=small)
     if _can_fuse_rows(parts, dtype, shape):
         return RowsPairBody(parts, device, dtype, shape)
     return PairBody(parts, device, dtype, shape)
 
 
-def _is_small(parts: PairParts, shape: PassShape) -> bool:
-    """Whether a block's matrices are small enough for `multiply_small`, and it is the fastest.
+def choose_small(parts: PairParts, shape: PassShape) -> list[AnyLinear]:
+    """The products of the blocks that are the fastest by `multiply_small`: all or none, or for one row some.
 
     Steps on an H200, 2026-11-18: of four beams 0.80 to 0.86 of the time of others (BART-large, OPUS-MT, T5-large,
-    Whisper-large-v3), of one row 0.85 with norms of squares (T5-large); with layer norms one row gains nothing.
+    Whisper-large-v3), of one row 0.85 with norms of squares (T5-large). With layer norms one row gains nothing by all
+    of them, but by some (BART-large, NLLB, OPUS-MT; Whisper-large-v3 by those of what attentions read).
     """
-    spec, layers = parts.spec, parts.own.layers
-    if spec.activation not in CODES or (shape.num_tokens == 1 and any(one.norm.is_layer for one in parts.crosses)):
+    products = _list_products(parts)
+    names = {name for name, linears in products.items() if _can_be_small(name, linears, parts, shape)}
+    if shape.num_tokens > 1 or not any(cross.norm.is_layer for cross in parts.crosses):
+        names = names if len(names) == len(products) else set()
+    else:
+        names = {name for name in names - {"state"} if _have_few_numbers(products[name])}
+        if products["down"][0].operand.shape[1] <= SHORT:
+            names.discard("down")
+    return [linear for name in names for linear in products[name]]
+
+
+def _list_products(parts: PairParts) -> dict[str, list[AnyLinear]]:
+    """The products of all blocks: of the state for an attention, of what an attention reads, and of the feed-forward's
+    two sides."""
+    layers, crosses = parts.own.layers, parts.crosses
+    return {
+        "state": [*(layer.qkv for layer in layers), *(cross.q for cross in crosses)],
+        "read": [*(layer.out for layer in layers), *(cross.out for cross in crosses)],
+        "up": [layer.up for layer in layers],
+        "down": [layer.down for layer in layers],
+    }
+
+
+def _can_be_small(name: str, linears: list[AnyLinear], parts: PairParts, shape: PassShape) -> bool:
+    """Whether there is a tiling of `multiply_small` for some products."""
+    spec, has_norm, is_gated = parts.spec, name in ("state", "up"), name == "up" and parts.spec.is_gated
+    shapes = [linear.operand.shape for linear in linears]
+    if spec.activation not in CODES:
         return False
-    gated = [layer.up for layer in layers] if spec.is_gated else []
-    normed = [*(layer.qkv for layer in layers), *(cross.q for cross in parts.crosses)]
-    normed += [] if spec.is_gated else [layer.up for layer in layers]
-    added = [*(one for layer in layers for one in (layer.out, layer.down)), *(cross.out for cross in parts.crosses)]
-    if not spec.is_norm_first and (gated or any(one.operand.shape[0] < one.operand.shape[1] for one in normed)):
+    if has_norm and not spec.is_norm_first and (is_gated or any(outputs < inputs for outputs, inputs in shapes)):
         return False  # who normalises a sum also writes it, each program as many numbers as it has outputs
-    kinds = [(normed, True, False), (gated, True, True), (added, False, False)]
     return all(
         find_few_tiling(linear.operand, shape.num_tokens, has_norm=has_norm, is_gated=is_gated) is not None
-        for linears, has_norm, is_gated in kinds
         for linear in linears
     )
+
+
+def _have_few_numbers(linears: list[AnyLinear]) -> bool:
+    return all(linear.operand.shape[0] * linear.operand.shape[1] <= MOST_NUMBERS_OF_ONE for linear in linears)
 
 
 def _can_fuse(parts: PairParts, shape: PassShape) -> bool:

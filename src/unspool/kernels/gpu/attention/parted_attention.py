@@ -2,7 +2,8 @@
 
 The reference is `kernels.attention.attend`. Keys are split among programs; none of them waits for the others to combine
 the parts, because every program of the product that follows (`products.parts_product`) can do so while it loads its
-input. A program's first keys are loaded, and its others prefetched, before the queries are ready.
+input. A program's first keys are loaded, and its others prefetched, before the queries are ready. In 16 bits, on
+Hopper, the kernel is `held_attention`'s.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from unspool.kernels.gpu.launching import (
     let_next_start,
     wait_for_input,
 )
+from unspool.kernels.gpu.products.rows_tilings import starts_early
 from unspool.kernels.key_layout import PLAIN, KeyLayout
 
 NARROWEST: Final = 16  # numbers per head
+_HELD_WIDTHS: Final = (32, 64, 128)  # numbers per head that `held_attention` takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class PartedTiling:
 OWN: Final = PartedTiling(64, 4, 4)
 OTHERS: Final = PartedTiling(128, 4, 4)
 OTHERS_OF_SOUND: Final = PartedTiling(256, 8, 8)  # Whisper: 1,500 positions
+HELD_OF_SOUND: Final = PartedTiling(256, 6, 4)  # the same for `held_attention`
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +165,14 @@ class PartedAttention:
         *,
         writes: bool,  # queries are followed by a new key and value, which are written after the others
         distances: int = 0,  # biases are a table (heads, distances)
+        is_sound: bool = False,  # the source is Whisper's
         tiling: PartedTiling | None = None,
     ) -> None:
         self._shape, self._writes, self._distances = shape, writes, distances
-        self._tiling = tiling or (OWN if writes else OTHERS)
+        can_hold = dtype != torch.float32 and shape.width in _HELD_WIDTHS and starts_early()
+        of_sound = HELD_OF_SOUND if can_hold else OTHERS_OF_SOUND
+        self._tiling = tiling or (OWN if writes else of_sound if is_sound else OTHERS)
+        self._is_held = can_hold and self._tiling.block % (16 * self._tiling.warps) == 0
         splits = self._tiling.splits
         self._values = torch.zeros(splits, shape.heads, shape.width, dtype=dtype, device=device)
         self._stats = torch.zeros(2, splits, shape.heads, dtype=torch.float32, device=device)
@@ -182,6 +190,12 @@ class PartedAttention:
     ) -> Parts:
         """Attend, and write the new key."""
         shape, tiling = self._shape, self._tiling
+        parts = Parts(self._values, self._stats, length, tiling.block)
+        if self._is_held:
+            from unspool.kernels.gpu.attention.held_attention import attend_held
+
+            attend_held(queries, base, table, biases, parts, layer, scale, tiling, writes=self._writes)
+            return parts
         launch(
             _attend_one,
             (shape.heads, tiling.splits),
@@ -205,7 +219,7 @@ class PartedAttention:
             num_warps=tiling.warps,
             **launch_options(),
         )
-        return Parts(self._values, self._stats, length, tiling.block)
+        return parts
 
 
 def takes_parts(shape: HeadShape, layout: KeyLayout) -> bool:

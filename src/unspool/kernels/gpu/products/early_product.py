@@ -14,23 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from unspool.kernels.gpu.gluon_launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import launch, launch_options
-
-
-@gluon.jit
-def let_next_start(PDL: gl.constexpr):
-    """As `launching.let_next_start`, which Gluon can't call."""
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-
-
-@gluon.jit
-def wait_for_input(PDL: gl.constexpr):
-    """As `launching.wait_for_input`."""
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -20,9 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from unspool.kernels.gpu.gluon_launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.products.arranging import GROUP
-from unspool.kernels.gpu.products.early_product import let_next_start, wait_for_input, write_products
+from unspool.kernels.gpu.products.early_product import write_products
 from unspool.kernels.gpu.products.unpacking import (
     BYTES,
     FLOATS_HIGH,

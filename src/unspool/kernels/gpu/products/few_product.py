@@ -23,17 +23,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from unspool.kernels.gpu.attention.held_attention import divide_keys
 from unspool.kernels.gpu.attention.parted_attention import Parts
+from unspool.kernels.gpu.gluon_launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.products.activations import NONE
-from unspool.kernels.gpu.products.early_product import activate, let_next_start, wait_for_input
+from unspool.kernels.gpu.products.early_product import activate
 
 MOST_ROWS: Final = 8  # of the input: columns of one product of the tensor cores
 OUTPUTS: Final = 16  # of a program
 _NARROWEST: Final = 32  # columns of a warp at a time: 16 bytes per thread
 _WIDEST: Final = 128
 _SHORT: Final = 2048  # inputs: up to here eight warps hold sixteen rows of the matrix
-_FEW_COLUMNS: Final = 160  # of a warp: so many leave the registers for three programs at a time
+_FEW_COLUMNS: Final = 128  # of a warp: so many leave the registers for three programs at a time
 _FEW_REGISTERS: Final = 80
 _LONGEST: Final = 8192  # inputs
 _MOST_NUMBERS: Final = 1 << 23  # of a matrix; with more a product is bound by memory, and was not measured
@@ -169,13 +171,6 @@ def _slice_row(given, TILES: gl.constexpr, TK: gl.constexpr, WARPS: gl.constexpr
         x = given.slice(tile * WARPS, WARPS, dim=0).load(gl.SliceLayout(2, B))
         xs = xs + (gl.expand_dims(x, 2).broadcast_to([WARPS, TK, 8]),)
     return xs
-
-
-@gluon.jit
-def _count_splits(length, SPLITS: gl.constexpr, BLOCK: gl.constexpr):
-    """How many programs of an attention had keys: as `parted_attention.divide_keys`, which Gluon can't call."""
-    chunk = gl.maximum(gl.cdiv(gl.cdiv(length, SPLITS), BLOCK), 1) * BLOCK
-    return gl.maximum(gl.cdiv(length, chunk), 1)
 
 
 @gluon.jit
@@ -319,7 +314,7 @@ def _multiply_few(
                 keeps_shift = gl.load(SHIFT + output, mask=output < K, other=0.0).to(gl.float32)
     used = 0
     if SPLITS > 0:
-        used = _count_splits(gl.load(LENGTH).to(gl.int32), SPLITS, BLOCK)
+        _, used = divide_keys(gl.load(LENGTH).to(gl.int32), SPLITS, BLOCK)
     # Shared memory is reserved before it is needed, so that none of it is in two uses with a barrier between them.
     given, sum_room, square_room, rows_room = room, room, room, room
     if R == 1:

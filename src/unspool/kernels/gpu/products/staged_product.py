@@ -16,8 +16,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from unspool.kernels.gpu.gluon_launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import launch, launch_options
-from unspool.kernels.gpu.products.early_product import let_next_start, wait_for_input
 
 COLUMNS: Final = 256  # that a warp loads at a time, 16 bytes per thread
 
