@@ -143,7 +143,8 @@ def test_parts_of_attention_in_the_next_product(
     buffers = [random(1, 610, 2, heads, width, dtype=dtype) for _ in range(layers)]
     base = torch.zeros(8, dtype=dtype, device=DEVICE)
     unit = 8 * base.element_size()
-    table = torch.tensor([(buffer.data_ptr() - base.data_ptr()) // unit for buffer in buffers], device=DEVICE)
+    places = [(buffer.data_ptr() - base.data_ptr()) // unit for buffer in buffers]
+    table = torch.tensor([*places, 610], device=DEVICE)
     shape = HeadShape(heads, heads, width)
     tiling = PartedTiling(block, 4, 4)
     attend_one = PartedAttention(shape, DEVICE, dtype, writes=writes, distances=distances, tiling=tiling)
@@ -161,7 +162,7 @@ def test_parts_of_attention_in_the_next_product(
         if biases is not None:
             back = (length - torch.arange(length + 1, device=DEVICE)).clamp(max=distances - 1)
             mask = biases[:, back].double()[None, :, None]
-        parts = attend_one(qkv, base, table, held, layer, 0.3, biases=biases)
+        parts = attend_one(qkv, base, table, held, layer, layers, 0.3, biases=biases)
         if writes:
             assert torch.equal(buffer[0, length], torch.stack((key, value)))
         if not keys.shape[2]:

@@ -86,25 +86,103 @@ def test_what_it_is_not_written_for() -> None:
     assert choose(64, 300) is None and choose(50_272, 512) is None and choose(10_240, 2048, is_gated=True) is None
 
 
+def attend(
+    queries: torch.Tensor,  # (rows, heads * width), or with a new key and value each
+    keys: torch.Tensor,  # (sets, room, 2, heads, width): a new key and value are written
+    lengths: list[int],
+    tiling: Any,
+    *,
+    writes: bool,
+    biases: torch.Tensor | None = None,
+) -> Any:
+    from unspool.kernels.gpu.attention.parted_attention import PartedAttention
+    from unspool.kernels.gpu.attention.split_attention import HeadShape
+
+    sets, room, _, heads, width = keys.shape
+    rows = {"rows": queries.shape[0], "rows_each": queries.shape[0] // sets}
+    distances = 0 if biases is None else biases.shape[1]
+    made = PartedAttention(
+        HeadShape(heads, heads, width),
+        keys.device,
+        keys.dtype,
+        writes=writes,
+        distances=distances,
+        tiling=tiling,
+        **rows,
+    )
+    table, held = torch.tensor([0, room], device=keys.device), torch.tensor(lengths, device=keys.device)
+    return made(queries, keys, table, held, 0, 1, 0.3, biases=biases)
+
+
+def read_plainly(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """What a query (heads, width) reads from keys and values (keys, 2, heads, width)."""
+    ks, vs = keys.double().unbind(1)
+    scores = 0.3 * torch.einsum("hd,shd->hs", query.double(), ks)
+    scores = scores if bias is None else scores + bias.double()
+    return torch.einsum("hs,shd->hd", torch.softmax(scores, dim=1), vs).flatten()
+
+
 @pytest.mark.parametrize("length", [0, 1, 60, 300])
 @pytest.mark.parametrize(("heads", "width", "splits"), [(16, 64, 4), (20, 64, 6), (8, 32, 4)])
 @pytest.mark.parametrize("block", [32, 64])
 def test_an_attention_in_parts(length: int, heads: int, width: int, splits: int, block: int) -> None:
-    from unspool.kernels.gpu.attention.parted_attention import PartedAttention, PartedTiling
-    from unspool.kernels.gpu.attention.split_attention import HeadShape
+    from unspool.kernels.gpu.attention.parted_attention import PartedTiling
 
     dtype, inputs = torch.bfloat16, heads * width
-    queries, keys = random(1, 3 * inputs, dtype=dtype), random(length + 1, 2, heads, width, dtype=dtype)
-    table, held = torch.tensor([0], device=keys.device), torch.tensor([length], device=keys.device)
-    shape, tiling = HeadShape(heads, heads, width), PartedTiling(block, splits, 4)
-    attend = PartedAttention(shape, keys.device, dtype, writes=True, tiling=tiling)
-    parts = attend(queries, keys, table, held, 0, 0.3)
-    q, k, v = (one.reshape(heads, width).double() for one in queries[0].split(inputs))
-    ks = torch.cat((keys[:length, 0].double(), k[None]))
-    vs = torch.cat((keys[:length, 1].double(), v[None]))
-    weights = torch.softmax(0.3 * torch.einsum("hd,shd->hs", q, ks), dim=1)
-    read = torch.einsum("hs,shd->hd", weights, vs).reshape(1, inputs)
+    queries, keys = random(1, 3 * inputs, dtype=dtype), random(1, length + 1, 2, heads, width, dtype=dtype)
+    parts = attend(queries, keys, [length], PartedTiling(block, splits, 4), writes=True)
+    q, *new = (one.reshape(heads, width) for one in queries[0].split(inputs))
+    assert torch.equal(keys[0, length], torch.stack(new))
     weight, out = random(32, inputs, dtype=dtype), random(1, 32, dtype=dtype)
     so_far = out.clone()
     multiply(weight, parts, out, adds=True)
-    check(out, so_far.double() + read @ weight.double().T, dtype)
+    check(out, so_far.double() + read_plainly(q, keys[0])[None] @ weight.double().T, dtype)
+
+
+# rows, sets of keys; heads, their width; keys a tile, splits
+SEVERAL = [
+    (4, 1, 4, 64, 128, 4),
+    (8, 1, 20, 64, 256, 6),
+    (6, 2, 8, 32, 64, 4),
+    (5, 5, 4, 64, 64, 4),
+    (3, 1, 2, 128, 64, 4),
+]
+
+
+@pytest.mark.parametrize(("rows", "sets", "heads", "width", "block", "splits"), SEVERAL)
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_several_rows_of_an_attention_in_parts(
+    rows: int, sets: int, heads: int, width: int, block: int, splits: int, writes: bool, dtype: torch.dtype
+) -> None:
+    """Each row reads what it reads alone, to the bit; and a product adds its parts up."""
+    from unspool.kernels.gpu.attention.parted_attention import PartedTiling
+
+    if writes:
+        sets = rows
+    tiling, inputs = PartedTiling(block, splits, 4), heads * width
+    lengths = [0, 700, 40, 257, 64][:sets] if writes else [1500, 1, 65, 512, 300][:sets]
+    lengths += [90] * (sets - len(lengths))
+    keys = random(sets, 1510, 2, heads, width, dtype=dtype)
+    biases = random(heads, 33) if writes else None
+    queries = random(rows, (3 if writes else 1) * inputs, dtype=dtype)
+    held = keys.clone()
+    parts = attend(queries, keys, lengths, tiling, writes=writes, biases=biases)
+    weight, out = random(48, inputs, dtype=dtype), random(rows, 48, dtype=dtype)
+    bias, expected = random(48, dtype=dtype), []
+    for row in range(rows):
+        own = row * sets // rows
+        length, query = lengths[own], queries[row, :inputs].view(heads, width)
+        alone_in = held[own : own + 1].clone()
+        alone = attend(queries[row : row + 1], alone_in, [length], tiling, writes=writes, biases=biases)
+        assert torch.equal(alone_in[0], keys[own])
+        used = max(1, -(-length // (max(1, -(-length // splits // block)) * block)))
+        used = min(used, splits)
+        assert torch.equal(alone.values[0, :used], parts.values[row, :used])
+        assert torch.equal(alone.stats[0, :, :used], parts.stats[row, :, :used])
+        seen = keys[own, : length + writes]
+        back = (length - torch.arange(length + 1, device=keys.device)).clamp(max=32)
+        expected.append(read_plainly(query, seen, None if biases is None else biases[:, back]))
+    so_far = out.double()
+    multiply(weight, parts, out, bias=bias, adds=True)
+    check(out, so_far + torch.stack(expected) @ weight.double().T + bias.double(), dtype)

@@ -215,7 +215,7 @@ class FusedPairBody(PairBody):
 
 
 class PartedPairBody(FusedPairBody):
-    """A fused step of one token whose attentions leave their outputs in parts to the products that follow."""
+    """A fused step of one token a row, whose attentions leave their outputs in parts to the products that follow."""
 
     def __init__(
         self,
@@ -229,9 +229,16 @@ class PartedPairBody(FusedPairBody):
         super().__init__(parts, device, dtype, form, small=small)
         shape = shape_heads(parts)
         distances = parts.biases[0].shape[1] if parts.biases else 0
-        self._attend_own = PartedAttention(shape, device, dtype, writes=True, distances=distances)
-        is_sound = parts.spec.features is not None
-        self._attend_source = PartedAttention(shape, device, dtype, writes=False, is_sound=is_sound)
+        self._attend_own = PartedAttention(shape, device, dtype, writes=True, rows=form.rows, distances=distances)
+        self._attend_source = PartedAttention(
+            shape,
+            device,
+            dtype,
+            writes=False,
+            rows=form.rows,
+            rows_each=form.rows_each,
+            is_sound=parts.spec.features is not None,
+        )
 
     def _add_own(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         biases = self._parts.biases
@@ -241,6 +248,7 @@ class PartedPairBody(FusedPairBody):
             inputs.table,
             inputs.lengths,
             index,
+            self._spec.num_layers,
             self._spec.scale_of(index),
             biases=biases[min(index, len(biases) - 1)] if biases else None,
         )
@@ -252,8 +260,9 @@ class PartedPairBody(FusedPairBody):
             self._queries,
             inputs.base,
             inputs.sources,
-            inputs.sources[num_layers + 1 : num_layers + 2],
+            inputs.sources[num_layers + 1 :],
             index,
+            num_layers,
             self._pair.decoder.attention_scale,
         )
         self._add_parts(cross.out, cross.norm, found)

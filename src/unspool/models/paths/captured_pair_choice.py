@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from unspool.kernels.gpu.attention.parted_attention import takes_parts
+from unspool.kernels.gpu.attention.parted_attention import holds_keys, takes_parts
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.product import find_few_tiling, takes_addends
 from unspool.kernels.gpu.products.rows_tilings import starts_early
@@ -26,8 +26,9 @@ MANY: Final = 64  # tokens up to which our kernels on the tensor cores are faste
 def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, shape: PassShape) -> Body:
     """The fastest body for a number of tokens."""
     small = choose_small(parts, shape)
-    if _can_fuse(parts, shape) or len(small) == sum(map(len, _list_products(parts).values())):
-        kind = PartedPairBody if _can_part(parts, shape) else FusedPairBody
+    are_all_small = len(small) == sum(map(len, _list_products(parts).values()))
+    if are_all_small or _can_fuse(parts, shape):
+        kind = PartedPairBody if _can_part(parts, dtype, shape, are_all_small) else FusedPairBody
         return kind(parts, device, dtype, shape, small=small)
     if _can_fuse_rows(parts, dtype, shape):
         return RowsPairBody(parts, device, dtype, shape)
@@ -93,9 +94,13 @@ def _can_fuse_rows(parts: PairParts, dtype: torch.dtype, shape: PassShape) -> bo
     return dtype != torch.float32 and shape.num_tokens <= MANY and parts.spec.activation in CODES and starts_early()
 
 
-def _can_part(parts: PairParts, shape: PassShape) -> bool:
-    """Whether both attentions of a fused step can leave their outputs in parts."""
-    if shape.num_tokens > 1 or shape.packing is not None or shape.away or shape.num_layers is not None:
+def _can_part(parts: PairParts, dtype: torch.dtype, shape: PassShape, are_all_small: bool) -> bool:
+    """Whether both attentions of a fused step can leave their outputs in parts, which small products add up."""
+    if shape.num_new > 1 or shape.packing is not None or shape.away or shape.num_layers is not None:
         return False
+    if shape.rows > 1:
+        is_even = shape.rows % shape.rows_each == 0
+        if not (are_all_small and is_even and holds_keys(shape_heads(parts), dtype)):
+            return False
     outs = [*(layer.out.operand for layer in parts.own.layers), *(cross.out.operand for cross in parts.crosses)]
     return takes_parts(shape_heads(parts), shape.layout) and all(isinstance(out, torch.Tensor) for out in outs)

@@ -1,8 +1,10 @@
 """The attention of `parted_attention` with keys in the order in which the tensor cores take them. On Hopper.
 
-A warp has sixteen keys of each tile, with their values, in registers before the query is there, and goes on to their
-end without the other warps: what the warps found meets once, in shared memory. Written in Gluon, Triton's lower
-language, which lets a kernel say how its numbers lie.
+A warp has sixteen keys of each tile, with their values, in registers before the queries are there, and goes on to their
+end without the other warps: what the warps found meets once, in shared memory. Up to eight queries are multiplied at
+once, those of a source's beams, so that its keys are read once. Scores come out of the tensor cores where their weights
+go in again, and values are loaded where they are taken when turned: threads exchange nothing but what they add up.
+Written in Gluon, Triton's lower language, which lets a kernel say how its numbers lie.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from unspool.kernels.gpu.attention.parted_attention import PartedTiling, Parts
 
 KEYS: Final = 16  # of a warp in a tile
+MOST_QUERIES: Final = 8  # of one set of keys: columns of one product of the tensor cores
 
 
 @gluon.jit
@@ -31,22 +34,50 @@ def divide_keys(length, SPLITS: gl.constexpr, BLOCK: gl.constexpr):
     return chunk, gl.maximum(gl.cdiv(length, chunk), 1)
 
 
+@gluon.constexpr_function
+def _lay_values(warps, width):
+    """How values (warps, 16, width) are loaded: by 16 bytes, where the tensor cores take them when turned."""
+    eighth = width // 8  # numbers of a thread
+    numbers = [[0, 0, 1 << bit] for bit in range(eighth.bit_length() - 1)]
+    lanes = [[0, 2, 0], [0, 4, 0], [0, 0, eighth], [0, 0, 2 * eighth], [0, 0, 4 * eighth]]
+    warp_bases = [[1 << bit, 0, 0] for bit in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout([*numbers, [0, 1, 0], [0, 8, 0]], lanes, warp_bases, [], [warps, 16, width])
+
+
 @gluon.jit
-def _load_keys(keys, place, column, end, WARPS: gl.constexpr, TILES: gl.constexpr, POSITION: gl.constexpr):
-    """Keys (or values) from `place` on, in tiles (warps, 16, width)."""
-    at = keys + place.to(gl.int64) * POSITION + column
+def _load_keys(keys, place, number, end, WARPS: gl.constexpr, TILES: gl.constexpr, POSITION: gl.constexpr):
+    """Keys from `place` on, in tiles: (warps, width, 16), or values (warps, 16, width)."""
+    at = keys + place.to(gl.int64) * POSITION + number
     ks = ()
     for tile in gl.static_range(TILES):
-        is_held = (place + tile * WARPS * 16 < end) & (column >= 0)
+        is_held = (place + tile * WARPS * 16 < end) & (number >= 0)
         ks = ks + (gl.load(at + tile * WARPS * 16 * POSITION, mask=is_held, other=0.0),)
     return ks
+
+
+@gluon.jit
+def _turn_values(vs, D: gl.constexpr, WARPS: gl.constexpr, TURNED: gl.constexpr):
+    """Values as (warps, width, 16): a thread's numbers stay its own, and so are in another order."""
+    turned = ()
+    for tile in gl.static_range(len(vs)):
+        v = vs[tile].reshape([WARPS, 16, 8, D // 16, 2]).permute(0, 3, 4, 2, 1).reshape([WARPS, D, 16])
+        turned = turned + (gl.convert_layout(v, TURNED),)
+    return turned
+
+
+@gluon.constexpr_function
+def _lay_scores(warps):
+    """How the first eight queries' scores (warps, 8, 16) come out of the tensor cores, and weights go in."""
+    lanes = [[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    warp_bases = [[1 << bit, 0, 0] for bit in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout([[0, 0, 1], [0, 0, 8]], lanes, warp_bases, [], [warps, 8, 16])
 
 
 @gluon.jit
 def _load_biases(
     BIASES, head, length, place, end, WARPS: gl.constexpr, TILES: gl.constexpr, DISTANCES: gl.constexpr
 ):  # fmt: skip
-    """What is added to the scores of some tiles, and which of their keys there are: (warps, 16) each."""
+    """What is added to the scores of some tiles, and which of their keys there are: (warps, 1, 16) each."""
     biases, are_there = (), ()
     for tile in gl.static_range(TILES):
         at = place + tile * WARPS * 16
@@ -60,125 +91,147 @@ def _load_biases(
 
 
 @gluon.jit
-def _continue(
-    q, ks, vs, biases, are_there, scale, highest, total, read,
-    WARPS: gl.constexpr, SUMS: gl.constexpr, A: gl.constexpr,
+def _score(
+    q, ks, biases, are_there, scale, WARPS: gl.constexpr, SUMS: gl.constexpr, SCORES: gl.constexpr
 ):  # fmt: skip
-    """Continue each warp's online softmax over its keys of some tiles."""
+    """The scores of the first eight queries for some tiles' keys (warps, 8, 16), and the highest (warps, 8)."""
     scores = ()
-    higher = gl.full([WARPS, 16], float("-inf"), gl.float32, gl.SliceLayout(2, SUMS))
+    highest = gl.full([WARPS, 8, 16], float("-inf"), gl.float32, SCORES)
     for tile in gl.static_range(len(ks)):
-        score = gl.max(mma_v2(ks[tile], q, gl.zeros([WARPS, 16, 8], gl.float32, SUMS)), 2)  # all columns are equal
-        score = gl.where(are_there[tile], score * scale + biases[tile], float("-inf"))
+        made = mma_v2(q, ks[tile], gl.zeros([WARPS, 16, 16], gl.float32, SUMS)).reshape([WARPS, 2, 8, 16])
+        score, _ = gl.split(made.permute(0, 2, 3, 1))  # the other eight are of no query
+        score = gl.convert_layout(score, SCORES) * scale + biases[tile]
+        score = gl.where(are_there[tile], score, float("-inf"))
         scores = scores + (score,)
-        higher = gl.maximum(higher, score)
-    higher = gl.maximum(highest, gl.max(higher, 1))
-    base = gl.where(higher == float("-inf"), 0.0, higher)
-    fade = gl.exp(highest - base)
-    sums = gl.zeros([WARPS, 16], gl.float32, gl.SliceLayout(2, SUMS))
-    found = gl.full(vs[0].shape, 0.0, gl.float32, A)
-    for tile in gl.static_range(len(ks)):
-        weights = gl.exp(scores[tile] - base[:, None])
+        highest = gl.maximum(highest, score)
+    return scores, gl.max(highest, 2)
+
+
+@gluon.jit
+def _read(
+    scores, base, vs, read, dtype: gl.constexpr, WARPS: gl.constexpr, SCORES: gl.constexpr, WEIGHTS: gl.constexpr
+):  # fmt: skip
+    """What the scores' weights add to the values read (warps, width, 8), and the weights' sums (warps, 8)."""
+    sums = gl.full([WARPS, 8, 16], 0.0, gl.float32, SCORES)
+    for tile in gl.static_range(len(scores)):
+        weights = gl.exp(scores[tile] - base[:, :, None])
         sums += weights
-        weights = gl.convert_layout(weights, gl.SliceLayout(2, A))  # the same threads have them
-        found += vs[tile].to(gl.float32) * weights[:, :, None]
-    total = total * fade + gl.sum(sums, 1)
-    fade = gl.convert_layout(fade, gl.SliceLayout(1, gl.SliceLayout(1, A)))
-    return higher, total, read * fade[:, None] + gl.sum(found, 1)
+        weights = gl.convert_layout(weights.to(dtype).permute(0, 2, 1), WEIGHTS)
+        read = mma_v2(vs[tile], weights, read)
+    return read, gl.sum(sums, 2)
 
 
-@gluon.jit(do_not_specialize=["layer"])
+@gluon.jit(do_not_specialize=["layer", "num_layers"])
 def _attend_held(
-    Q, BASE, TABLE, LENGTH, BIASES, VALUES, STATS, layer, scale,
-    HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, TILES: gl.constexpr, WARPS: gl.constexpr,
-    UNIT: gl.constexpr, DISTANCES: gl.constexpr, WRITES: gl.constexpr, LINE_BYTES: gl.constexpr, PDL: gl.constexpr,
+    Q, BASE, TABLE, LENGTHS, BIASES, VALUES, STATS, layer, num_layers, scale,
+    R: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, TILES: gl.constexpr,
+    WARPS: gl.constexpr, UNIT: gl.constexpr, DISTANCES: gl.constexpr, WRITES: gl.constexpr, LINE_BYTES: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
-    SCORES: gl.constexpr = gl.SliceLayout(2, SUMS)
-    RESULT: gl.constexpr = gl.BlockedLayout([WARPS, 1], [1, 32], [1, WARPS], [1, 0])
+    TURNED: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    V: gl.constexpr = _lay_values(WARPS, D)
+    SCORES: gl.constexpr = _lay_scores(WARPS)
+    RESULT: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 4, 8], [1, WARPS, 1], [2, 1, 0])
     LINES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     POSITION: gl.constexpr = 2 * HEADS * D  # numbers per position
+    WIDTH: gl.constexpr = (3 if WRITES else 1) * HEADS * D  # of a row of the queries
     BLOCK: gl.constexpr = WARPS * 16 * TILES
-    head, split = gl.program_id(0), gl.program_id(1)
-    length = gl.load(LENGTH).to(gl.int32)
-    keys = BASE + gl.load(TABLE + layer) * UNIT + head * D
+    dtype: gl.constexpr = Q.dtype.element_ty
+    head, split, own = gl.program_id(0), gl.program_id(1), gl.program_id(2)  # own: the set of keys
+    length = gl.load(LENGTHS + own).to(gl.int32)
+    apart = gl.load(TABLE + num_layers) * POSITION
+    keys = BASE + gl.load(TABLE + layer) * UNIT + own * apart + head * D
     chunk, used = divide_keys(length, SPLITS, BLOCK)
     begin = split * chunk
     end = gl.minimum(begin + chunk, length)
-    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, A)))
-    key = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, A)))
-    column = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None, :]
-    place = begin + warp[:, None, None] * 16 + key[None, :, None]
-    ks = _load_keys(keys, place, column, end, WARPS, TILES, POSITION)
-    vs = _load_keys(keys + HEADS * D, place, column, end, WARPS, TILES, POSITION)
-    LINE: gl.constexpr = LINE_BYTES * 8 // Q.dtype.element_ty.primitive_bitwidth  # numbers
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
+    place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
+    number = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, V)))[:, None, None]
+    value_place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, V)))[None, :, None]
+    column = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
+    ks = _load_keys(keys, place, number, end, WARPS, TILES, POSITION)
+    vs = _load_keys(keys + HEADS * D, value_place, column, end, WARPS, TILES, POSITION)
+    LINE: gl.constexpr = LINE_BYTES * 8 // dtype.primitive_bitwidth  # numbers
     for start in range(begin + BLOCK, end, BLOCK):
         asked = start + gl.arange(0, BLOCK, LINES)
-        for number in gl.static_range(0, D, LINE):
-            lines = keys + asked.to(gl.int64) * POSITION + number
+        for line in gl.static_range(0, D, LINE):
+            lines = keys + asked.to(gl.int64) * POSITION + line
             ask_for(lines, asked < end, PDL)
             ask_for(lines + HEADS * D, asked < end, PDL)
     let_next_start(PDL)
-    warp = gl.arange(0, WARPS, gl.SliceLayout(1, SCORES))
-    scored = begin + warp[:, None] * 16 + gl.arange(0, 16, gl.SliceLayout(0, SCORES))[None, :]
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))[:, None, None]
+    scored = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
     biases, are_there = _load_biases(BIASES, head, length, scored, end, WARPS, TILES, DISTANCES)
     new_bias = 0.0
     if WRITES and DISTANCES > 0:
         new_bias = gl.load(BIASES + head * DISTANCES)
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    top_room = gl.allocate_shared_memory(gl.float32, [WARPS], FLAT)
-    sum_room = gl.allocate_shared_memory(gl.float32, [WARPS], FLAT)
-    read_room = gl.allocate_shared_memory(gl.float32, [WARPS, D], ROWS)
+    PAIRS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    top_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], PAIRS)
+    sum_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], PAIRS)
+    read_room = gl.allocate_shared_memory(gl.float32, [WARPS, D, 8], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
     wait_for_input(PDL)
 
     if (length >= 0) & (split < used):
-        number = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
-        number += 0 * gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
-        q = gl.load(Q + head * D + number).broadcast_to([WARPS, D, 8])
-        rd = gl.arange(0, D, gl.SliceLayout(0, RESULT))
+        query = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, A)))[None, :, None]
+        at = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None, :]
+        q_at = Q + (own * R + gl.minimum(query, R - 1)) * WIDTH + head * D + at
+        q = gl.load(q_at, mask=(query < R) & (at >= 0), other=0.0).broadcast_to([WARPS, 16, D])
         seen_ks, seen_vs, seen_biases, seen_there = ks, vs, biases, are_there
         if WRITES:  # one more tile, all of the new key: the last split sees one of them, and writes it
-            new_at, is_last = Q + (HEADS + head) * D, split == used - 1
-            k_new, v_new = gl.load(new_at + column), gl.load(new_at + HEADS * D + column)
+            new_at, is_last = Q + own * WIDTH + (HEADS + head) * D, split == used - 1
+            k_new, v_new = gl.load(new_at + number), gl.load(new_at + HEADS * D + column)
             if is_last:
+                rd = gl.arange(0, D, LINES)
                 into = keys + length.to(gl.int64) * POSITION + rd
                 key_new, value_new = gl.load(new_at + rd), gl.load(new_at + HEADS * D + rd)
                 gl.store(into, key_new)
                 gl.store(into + HEADS * D, value_new)
-            seen_ks = ks + (k_new.broadcast_to([WARPS, 16, D]),)
+            seen_ks = ks + (k_new.broadcast_to([WARPS, D, 16]),)
             seen_vs = vs + (v_new.broadcast_to([WARPS, 16, D]),)
-            seen_biases = biases + (gl.full([WARPS, 16], 0.0, gl.float32, SCORES) + new_bias,)
+            seen_biases = biases + (gl.full(scored.shape, 0.0, gl.float32, scored.type.layout) + new_bias,)
             seen_there = are_there + ((scored == begin) & is_last,)
-        highest = gl.full([WARPS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        total = gl.zeros([WARPS], gl.float32, gl.SliceLayout(1, SCORES))
-        read = gl.zeros([WARPS, D], gl.float32, gl.SliceLayout(1, A))
-        highest, total, read = _continue(
-            q, seen_ks, seen_vs, seen_biases, seen_there, scale, highest, total, read, WARPS, SUMS, A
-        )
+        scores, highest = _score(q, seen_ks, seen_biases, seen_there, scale, WARPS, SUMS, SCORES)
+        base = gl.where(highest == float("-inf"), 0.0, highest)
+        read = gl.zeros([WARPS, D, 8], gl.float32, SUMS)
+        turned = _turn_values(seen_vs, D, WARPS, TURNED)
+        read, total = _read(scores, base, turned, read, dtype, WARPS, SCORES, WEIGHTS)
         for start in range(begin + BLOCK, end, BLOCK):
             later = start - begin
-            k_others = _load_keys(keys, place + later, column, end, WARPS, TILES, POSITION)
-            v_others = _load_keys(keys + HEADS * D, place + later, column, end, WARPS, TILES, POSITION)
+            k_others = _load_keys(keys, place + later, number, end, WARPS, TILES, POSITION)
+            v_others = _load_keys(keys + HEADS * D, value_place + later, column, end, WARPS, TILES, POSITION)
             others, are_others = _load_biases(BIASES, head, length, scored + later, end, WARPS, TILES, DISTANCES)
-            highest, total, read = _continue(
-                q, k_others, v_others, others, are_others, scale, highest, total, read, WARPS, SUMS, A
-            )
+            scores_others, higher = _score(q, k_others, others, are_others, scale, WARPS, SUMS, SCORES)
+            higher = gl.maximum(highest, higher)
+            base = gl.where(higher == float("-inf"), 0.0, higher)
+            fade = gl.exp(highest - base)
+            read *= gl.convert_layout(fade, gl.SliceLayout(1, SUMS))[:, None, :]
+            others_turned = _turn_values(v_others, D, WARPS, TURNED)
+            read, more = _read(scores_others, base, others_turned, read, dtype, WARPS, SCORES, WEIGHTS)
+            highest, total = higher, total * fade + more
         top_room.store(highest)
         sum_room.store(total)
         read_room.store(read)
         gl.thread_barrier()
         tops, sums = top_room.load(gl.SliceLayout(1, RESULT)), sum_room.load(gl.SliceLayout(1, RESULT))
         peak = gl.max(tops, 0)
-        fades = gl.exp(tops - gl.where(peak == float("-inf"), 0.0, peak))
-        whole = gl.sum(sums * fades, 0)
-        part = split * HEADS + head
-        joined = gl.sum(read_room.load(RESULT) * fades[:, None], 0) / whole
-        gl.store(VALUES + part * D + rd, joined.to(VALUES.dtype.element_ty))
-        gl.store(STATS + part, peak)
-        gl.store(STATS + SPLITS * HEADS + part, whole)
+        fades = gl.exp(tops - gl.where(peak == float("-inf"), 0.0, peak)[None, :])
+        whole = gl.sum((sums * fades)[:, None, :], 0)
+        joined = gl.sum(read_room.load(RESULT) * fades[:, None, :], 0) / gl.where(whole == 0.0, 1.0, whole)
+        turned_number = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
+        rd = turned_number % 8 * (D // 8) + turned_number // 16 * 2 + turned_number // 8 % 2  # as `_turn_values`
+        row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
+        part = ((own * R + row) * SPLITS + split) * HEADS + head
+        is_out = (row < R)[None, :] & (rd >= 0)[:, None]
+        gl.store(VALUES + part[None, :] * D + rd[:, None], joined.to(VALUES.dtype.element_ty), mask=is_out)
+        row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, RESULT)))
+        stat = STATS + ((own * R + row) * 2 * SPLITS + split) * HEADS + head
+        gl.store(stat, peak, mask=row < R)
+        gl.store(stat + SPLITS * HEADS, gl.sum(sums * fades, 0), mask=row < R)
 
 
 def attend_held(
@@ -188,25 +241,28 @@ def attend_held(
     biases: torch.Tensor | None,  # (heads, distances) float32
     parts: Parts,  # written
     layer: int,
+    num_layers: int,
     scale: float,
     tiling: PartedTiling,
     *,
     writes: bool,
 ) -> None:
     """As `parted_attention.PartedAttention`, whose arguments these are."""
-    splits, heads, width = parts.values.shape
+    rows, splits, heads, width = parts.values.shape
     launch(
         _attend_held,
-        (heads, splits),
+        (heads, splits, rows // parts.rows_each),
         queries,
         base,
         table,
-        parts.length,
+        parts.lengths,
         biases if biases is not None else parts.stats,
         parts.values,
         parts.stats,
         layer,
+        num_layers,
         scale,
+        R=parts.rows_each,
         HEADS=heads,
         D=width,
         SPLITS=splits,

@@ -1,9 +1,9 @@
-"""Attention of one new token whose heads have keys of their own, left in parts that the next product adds up.
+"""Attention of a row's new token whose heads have keys of their own, left in parts that the next product adds up.
 
 The reference is `kernels.attention.attend`. Keys are split among programs; none of them waits for the others to combine
 the parts, because every program of the product that follows (`products.parts_product`) can do so while it loads its
 input. A program's first keys are loaded, and its others prefetched, before the queries are ready. In 16 bits, on
-Hopper, the kernel is `held_attention`'s.
+Hopper, the kernel is `held_attention`'s, which knows several rows too.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ HELD_OF_SOUND: Final = PartedTiling(256, 6, 4)  # the same for `held_attention`
 class Parts:
     """What the programs of an attention found: outputs of their own keys, and how to weigh them."""
 
-    values: torch.Tensor  # (splits, heads, width)
-    stats: torch.Tensor  # (2, splits, heads) float32: the highest scores, and the sums of the weights relative to them
-    length: torch.Tensor  # (1,): keys, from which follows how many of the splits there are
+    values: torch.Tensor  # (rows, splits, heads, width)
+    stats: (
+        torch.Tensor
+    )  # (rows, 2, splits, heads) float32: the highest scores, and the sums of weights relative to them
+    lengths: torch.Tensor  # (rows / rows_each,): keys, from which follows how many of the splits there are
     block: int
+    rows_each: int = 1  # rows that read the same keys
 
 
 @triton.jit
@@ -155,7 +158,7 @@ def _attend_one(
 
 
 class PartedAttention:
-    """The attention of captured steps of one token, over its row's own keys or over those of its source."""
+    """The attention of captured steps of one token a row, over its own keys or over those of its source."""
 
     def __init__(
         self,
@@ -164,37 +167,42 @@ class PartedAttention:
         dtype: torch.dtype,
         *,
         writes: bool,  # queries are followed by a new key and value, which are written after the others
+        rows: int = 1,
+        rows_each: int = 1,  # that read the same keys
         distances: int = 0,  # biases are a table (heads, distances)
         is_sound: bool = False,  # the source is Whisper's
         tiling: PartedTiling | None = None,
     ) -> None:
-        self._shape, self._writes, self._distances = shape, writes, distances
-        can_hold = dtype != torch.float32 and shape.width in _HELD_WIDTHS and starts_early()
+        self._shape, self._writes, self._distances, self._rows_each = shape, writes, distances, rows_each
+        can_hold = holds_keys(shape, dtype)
         of_sound = HELD_OF_SOUND if can_hold else OTHERS_OF_SOUND
         self._tiling = tiling or (OWN if writes else of_sound if is_sound else OTHERS)
         self._is_held = can_hold and self._tiling.block % (16 * self._tiling.warps) == 0
+        assert rows == 1 or self._is_held, "several rows are for `held_attention`"
         splits = self._tiling.splits
-        self._values = torch.zeros(splits, shape.heads, shape.width, dtype=dtype, device=device)
-        self._stats = torch.zeros(2, splits, shape.heads, dtype=torch.float32, device=device)
+        self._values = torch.zeros(rows, splits, shape.heads, shape.width, dtype=dtype, device=device)
+        self._stats = torch.zeros(rows, 2, splits, shape.heads, dtype=torch.float32, device=device)
 
     def __call__(
         self,
-        queries: torch.Tensor,  # (1, heads * width), or three times as many with the new key and value
+        queries: torch.Tensor,  # (rows, heads * width), or three times as many with the new key and value
         base: torch.Tensor,  # of the buffers' dtype: addresses are offsets from it
-        table: torch.Tensor,  # int64: addresses of the layers' keys
-        length: torch.Tensor,  # (1,): keys held, -1 for an absent row
+        table: torch.Tensor,  # int64: addresses of the layers' keys, and the positions of a row
+        lengths: torch.Tensor,  # (rows / rows_each,): keys held, -1 for an absent row
         layer: int,
+        num_layers: int,
         scale: float,
         *,
         biases: torch.Tensor | None = None,  # (heads, distances) float32
     ) -> Parts:
         """Attend, and write the new key."""
         shape, tiling = self._shape, self._tiling
-        parts = Parts(self._values, self._stats, length, tiling.block)
+        parts = Parts(self._values, self._stats, lengths, tiling.block, self._rows_each)
         if self._is_held:
             from unspool.kernels.gpu.attention.held_attention import attend_held
 
-            attend_held(queries, base, table, biases, parts, layer, scale, tiling, writes=self._writes)
+            held = {"writes": self._writes}
+            attend_held(queries, base, table, biases, parts, layer, num_layers, scale, tiling, **held)
             return parts
         launch(
             _attend_one,
@@ -202,7 +210,7 @@ class PartedAttention:
             queries,
             base,
             table,
-            length,
+            lengths,
             biases if biases is not None else self._stats,
             self._values,
             self._stats,
@@ -220,6 +228,11 @@ class PartedAttention:
             **launch_options(),
         )
         return parts
+
+
+def holds_keys(shape: HeadShape, dtype: torch.dtype) -> bool:
+    """Whether the kernel is `held_attention`'s."""
+    return dtype != torch.float32 and shape.width in _HELD_WIDTHS and starts_early()
 
 
 def takes_parts(shape: HeadShape, layout: KeyLayout) -> bool:

@@ -215,6 +215,69 @@ def _join_parts(values, tops, sums, dtype: gl.constexpr, SPLITS: gl.constexpr):
     return read.to(dtype)
 
 
+@gluon.constexpr_function
+def _lay_groups(warps, columns, group):
+    """How slices (warps, columns / group, group, 8) lie that are an operand of the tensor cores in one."""
+    numbers = [1, 2, 4, *(32 << bit for bit in range((columns // 32).bit_length() - 1))]
+    lanes = [[0, 0, 8, 0], [0, 0, 16, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 4]]
+    warp_bases = [[1 << bit, 0, 0, 0] for bit in range(warps.bit_length() - 1)]
+    bases = [[0, number // group, number % group, 0] for number in numbers]
+    return gl.DistributedLinearLayout(bases, lanes, warp_bases, [], [warps, columns // group, group, 8])
+
+
+@gluon.jit
+def _count_splits(
+    LENGTHS, row, R: gl.constexpr, ROWS_EACH: gl.constexpr, SPLITS: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
+    """How many splits there are of each row."""
+    _, used = divide_keys(gl.load(LENGTHS + gl.minimum(row, R - 1) // ROWS_EACH).to(gl.int32), SPLITS, BLOCK)
+    return gl.where(row < R, used, 0)
+
+
+@gluon.jit
+def _join_rows(
+    VALUES, STATS, used, used_here, place, row, dtype: gl.constexpr, K: gl.constexpr, TK: gl.constexpr,
+    WARPS: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, GROUP: gl.constexpr,
+    GROUPS: gl.constexpr, B: gl.constexpr,
+):  # fmt: skip
+    """Several rows of an attention in the warps' slices, in tiles (warps, TK, 8), from its parts: a group of columns is
+    of one head."""
+    STAT: gl.constexpr = gl.SliceLayout(2, GROUPS)
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, STAT)))[:, None, None]
+    group = gl.arange(0, TK // GROUP, gl.SliceLayout(0, gl.SliceLayout(2, STAT)))[None, :, None]
+    its_row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, STAT)))[None, None, :]
+    TILES: gl.constexpr = K // (WARPS * TK)
+    values, tops, sums = (), (), ()
+    for tile in gl.static_range(TILES):  # all loads before the first use
+        stat = its_row * 2 * SPLITS * HEADS + (tile * WARPS * TK + warp * TK + group * GROUP) // D
+        for split in gl.static_range(SPLITS):
+            at = VALUES + (row * SPLITS + split) * K + place + tile * WARPS * TK
+            values = values + (gl.load(at, mask=(split < used) & (place >= 0), other=0.0),)
+            is_part = (split < used_here) & (stat >= 0)
+            tops = tops + (gl.load(STATS + stat + split * HEADS, mask=is_part, other=float("-inf")),)
+            sums = sums + (gl.load(STATS + stat + (SPLITS + split) * HEADS, mask=is_part, other=0.0),)
+    xs = ()
+    for tile in gl.static_range(TILES):
+        peak = tops[tile * SPLITS]
+        for split in gl.static_range(1, SPLITS):
+            peak = gl.maximum(peak, tops[tile * SPLITS + split])
+        peak = gl.where(peak == float("-inf"), 0.0, peak)
+        weights = ()
+        whole = gl.full(peak.shape, 0.0, gl.float32, peak.type.layout)
+        for split in gl.static_range(SPLITS):
+            weight = sums[tile * SPLITS + split] * gl.exp(tops[tile * SPLITS + split] - peak)
+            weights = weights + (weight,)
+            whole += weight
+        share = 1.0 / gl.where(whole == 0.0, 1.0, whole)
+        read = gl.zeros([WARPS, TK, 8], gl.float32, B)
+        for split in gl.static_range(SPLITS):
+            weight = gl.expand_dims(weights[split] * share, 2).broadcast_to([WARPS, TK // GROUP, GROUP, 8])
+            weight = gl.convert_layout(weight.reshape([WARPS, TK, 8]), B)  # the same threads have it
+            read += values[tile * SPLITS + split].to(gl.float32) * weight
+        xs = xs + (read.to(dtype),)
+    return xs
+
+
 @gluon.jit
 def _load_rows(X, place, row, R: gl.constexpr, K: gl.constexpr, TK: gl.constexpr, WARPS: gl.constexpr):
     """Several rows in the warps' slices, in tiles (warps, TK, 8)."""
@@ -243,11 +306,12 @@ def _weigh_rows(xs, norms, pivots, sums, dtype: gl.constexpr, HAS_NORM: gl.const
 
 @gluon.jit
 def _multiply_few(
-    W, X, STATS, LENGTH, NORM, SHIFT, BIAS, Y, KEPT, eps, N,
+    W, X, STATS, LENGTHS, NORM, SHIFT, BIAS, Y, KEPT, eps, N,
     R: gl.constexpr, K: gl.constexpr, PADDED: gl.constexpr, TK: gl.constexpr, WARPS: gl.constexpr,
     KIND: gl.constexpr, HAS_NORM: gl.constexpr, HAS_SHIFT: gl.constexpr, HAS_BIAS: gl.constexpr,
     ACT: gl.constexpr, IS_GATED: gl.constexpr, ADDS: gl.constexpr, KEEPS: gl.constexpr,
-    HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, BLOCK: gl.constexpr, PDL: gl.constexpr,
+    HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, BLOCK: gl.constexpr, ROWS_EACH: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
@@ -312,9 +376,16 @@ def _multiply_few(
                 keeps_norm = gl.load(NORM + output, mask=output < K, other=0.0).to(gl.float32)
             if HAS_SHIFT:
                 keeps_shift = gl.load(SHIFT + output, mask=output < K, other=0.0).to(gl.float32)
-    used = 0
+    used, used_here = 0, 0
+    GROUP: gl.constexpr = TK if TK < D else D  # of columns: of one head
     if SPLITS > 0:
-        _, used = divide_keys(gl.load(LENGTH).to(gl.int32), SPLITS, BLOCK)
+        if R == 1:
+            _, used = divide_keys(gl.load(LENGTHS).to(gl.int32), SPLITS, BLOCK)
+        else:
+            GROUPS: gl.constexpr = _lay_groups(WARPS, TK, GROUP)
+            used = _count_splits(LENGTHS, row, R, ROWS_EACH, SPLITS, BLOCK)
+            its_row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, GROUPS))))[None, None, :]
+            used_here = _count_splits(LENGTHS, its_row, R, ROWS_EACH, SPLITS, BLOCK)
     # Shared memory is reserved before it is needed, so that none of it is in two uses with a barrier between them.
     given, sum_room, square_room, rows_room = room, room, room, room
     if R == 1:
@@ -354,6 +425,8 @@ def _multiply_few(
             given.reshape([WARPS, PADDED // WARPS]).store(x)
         gl.thread_barrier()
         xs = _slice_row(given, TILES, TK, WARPS, B)
+    elif SPLITS > 0:
+        xs = _join_rows(X, STATS, used, used_here, place, row, dtype, K, TK, WARPS, HEADS, D, SPLITS, GROUP, GROUPS, B)
     else:
         xs = _load_rows(X, place, row, R, K, TK, WARPS)
     sums = gl.zeros([WARPS, 8], gl.float32, gl.SliceLayout(1, B))
@@ -425,7 +498,7 @@ def _multiply_few(
 
 def multiply_few(
     weight: torch.Tensor,  # (outputs, inputs), of 16 bits; gate above value if gated
-    x: torch.Tensor | Parts,  # (rows, inputs), or the parts of one row
+    x: torch.Tensor | Parts,  # (rows, inputs), or an attention's parts
     out: torch.Tensor,  # (rows, outputs), half as many if gated
     tiling: FewTiling,
     *,
@@ -445,14 +518,14 @@ def multiply_few(
     assert kept is None or outputs >= inputs, "each program keeps as many numbers of the norm as it has outputs"
     parts = x if isinstance(x, Parts) else None
     given = x.values if isinstance(x, Parts) else x
-    splits, heads, width = parts.values.shape if parts is not None else (0, 0, 0)
+    _, splits, heads, width = parts.values.shape if parts is not None else (0, 0, 0, 0)
     launch(
         _multiply_few,
         (outputs // OUTPUTS,),
         weight,
         given,
         parts.stats if parts is not None else given,
-        parts.length if parts is not None else given,
+        parts.lengths if parts is not None else given,
         norm if norm is not None else given,
         shift if shift is not None else given,
         bias if bias is not None else given,
@@ -477,6 +550,7 @@ def multiply_few(
         D=width,
         SPLITS=splits,
         BLOCK=parts.block if parts is not None else 0,
+        ROWS_EACH=parts.rows_each if parts is not None else 1,
         num_warps=tiling.warps,
         maxnreg=tiling.registers,
         **launch_options(),

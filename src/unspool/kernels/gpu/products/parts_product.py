@@ -111,14 +111,15 @@ def multiply_parts(
     outputs, inputs = weight.shape
     tiling = tiling or _MEASURED.get((outputs, inputs)) or choose_tiling(outputs, inputs, 1, weight.dtype)
     assert tiling is not None
-    splits, heads, width = parts.values.shape
+    rows, splits, heads, width = parts.values.shape
+    assert rows == 1
     launch(
         _multiply_parts,
         (triton.cdiv(outputs, tiling.rows),),
         weight,
         parts.values,
         parts.stats,
-        parts.length,
+        parts.lengths,
         bias if bias is not None else weight,
         out,
         outputs,
