@@ -249,6 +249,7 @@ def attend_held(
 ) -> None:
     """As `parted_attention.PartedAttention`, whose arguments these are."""
     rows, splits, heads, width = parts.values.shape
+    assert parts.rows_each <= MOST_QUERIES and not (writes and parts.rows_each > 1)
     launch(
         _attend_held,
         (heads, splits, rows // parts.rows_each),
