@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.engine.fakes import BLOCK_BYTES
-from tests.server.running import TOOL_TEMPLATE, RunningServer, make_fake_lm, make_layered_lm
+from tests.server.running import TOOL_TEMPLATE, Reciting, RunningServer, make_fake_lm, make_layered_lm
 from unspool.api.speaker import Piece
 from unspool.engine import Engine
 from unspool.errors import InputError
@@ -342,6 +342,42 @@ async def test_an_answer_with_all_its_calls_has_not_ended_by_its_length(most: in
     assert [one.name for one in choice.calls] == [one.name for one in delta.calls] == ["weather"]
     assert choice.finish_reason == delta.finish_reason == ("tool_calls" if most else "length")
     assert choice.text == delta.text == ("" if most else " and on and on")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize(("num_said", "n"), [(0, 1), (3, 1), (40, 2)])
+def test_one_call_alone_ends_the_text(path: str, num_said: int, n: int) -> None:
+    """Nothing is written behind the only call that is kept, be the answer whole or a stream."""
+    call = '<call>{"name": "weather", "arguments": {"place": "rome"}}</call>'
+    tokenizer = make_fake_lm(has_tools=True).tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode("z" * num_said + call, add_special_tokens=False)
+    lm = make_fake_lm(Reciting(ids), has_tools=True)
+    body: dict[str, Any] = {"model": "reciting", "messages": HELLO, "max_tokens": 300, "temperature": 0}
+    if path == "/v1/messages":
+        tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
+        body |= {"tools": [tool], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    else:
+        body |= {"tools": [TOOL], "parallel_tool_calls": False, "n": n, "return_token_ids": True}
+    with RunningServer({"reciting": lm}) as running:
+        whole = running.post(path, body).json()
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in running.post(path, {**body, "stream": True}).text.splitlines()
+            if line.startswith("data: {")
+        ]
+        assert running.state.metrics.tokens["reciting", "new"] < 2 * n * (2 * len(ids) + 2)
+    if path == "/v1/messages":
+        assert [one["type"] for one in whole["content"]].count("tool_use") == 1
+        assert whole["usage"]["output_tokens"] == events[-2]["usage"]["output_tokens"]
+        return
+    streamed: list[list[int]] = [[] for _ in range(n)]
+    for one in (one for event in events for one in event["choices"]):
+        streamed[one["index"]] += one.get("token_ids", [])
+    for choice, token_ids in zip(whole["choices"], streamed, strict=True):
+        assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) == 1
+        assert choice["token_ids"] == token_ids
+        assert tokenizer.decode(token_ids).endswith(f"{call}</s>")
 
 
 def test_chats_with_calls_that_a_template_is_known_to_write_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:

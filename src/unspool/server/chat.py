@@ -205,7 +205,9 @@ def _settle_tools(found: Found, target: Target) -> tuple[CallFormat | None, int 
     choice = "auto" if choice is None else choice
     tokenizer = target.tokenizer
     try:
-        made = make_settings(tools, _flatten_choice(choice), tokenizer, list_specials(tokenizer))
+        made = make_settings(
+            tools, _flatten_choice(choice), tokenizer, list_specials(tokenizer), stops_after_first=not parallel
+        )
         form = find_format(tokenizer, tools)
     except UnspoolError as error:
         raise RequestError(400, str(error), param="tool_choice" if "tool_choice" in str(error) else "tools") from error

@@ -353,7 +353,7 @@ def _read_format(field: str, form: Any) -> list[tuple[str, Any]]:
             raise refuse_field(field, f"`{field}` needs {needed}")
         return [("json_schema", _check_schema(field, schema))]
     if kind == "structural_tag":
-        return [("structural_tag", {name: form.get(name) for name in ("triggers", "structures")})]
+        return [("structural_tag", {name: value for name, value in form.items() if name != "type"})]
     raise refuse_field(
         field, f"`{field}` has the types text, json_object, json_schema and structural_tag, not {excerpt(kind)}"
     )
