@@ -280,7 +280,36 @@ def test_an_object_is_pickled_and_copied_without_what_was_made_for_it(native: bo
             other.lm_head.weight.neg_()
         assert not torch.equal(generate(other, native=native).sequences, expected)
     attached = copy_by_pickle(unspool.attach(model, native=native))
-    assert torch.equal(attached.generate(IDS, **CALL), expected) and attached.generate.args == (attached,)
+    assert torch.equal(attached.generate(IDS, **CALL), expected)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, copy_by_pickle, lambda one: copy.copy(copy.copy(one))])
+def test_a_copy_of_an_attached_object_answers_for_itself(make_copy: Any, native: bool) -> None:
+    """Its settings, its modules and whether it is attached are its own, and nothing of them reaches the object."""
+    model = unspool.attach(make("llama"), native=native)
+    expected = model.generate(IDS, **CALL)
+    other = make_copy(model)
+    assert torch.equal(other.generate(IDS, **CALL), expected)
+    other.generation_config = transformers.GenerationConfig(max_new_tokens=2, pad_token_id=0)
+    assert other.generate(IDS).shape[1] == IDS.shape[1] + 2 < model.generate(IDS).shape[1]
+    other._modules = dict(other._modules)  # which copy.copy's shares
+    other.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
+    found = other.generate(IDS, **CALL)
+    assert not torch.equal(found, expected)
+    assert torch.equal(model.generate(IDS, **CALL), expected)
+    unspool.detach(other)
+    assert torch.equal(other.generate(IDS, **CALL), found)  # transformers' own
+    assert hasattr(model.generate(IDS, **CALL, return_dict_in_generate=True), "stats")
+
+
+def test_a_copy_with_the_same_parameters_has_the_same_native_model() -> None:
+    model = unspool.attach(make("llama"))
+    expected = generate(model).sequences
+    other = copy.copy(model)
+    for one in (other, model, other):
+        assert torch.equal(generate(one).sequences, expected)
+    assert find_kept(other)["native"] is find_kept(model)["native"] and find_kept(other) is not find_kept(model)
 
 
 def test_an_object_can_be_trained_after_a_call_in_inference_mode() -> None:
