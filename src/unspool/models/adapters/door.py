@@ -22,6 +22,7 @@ from unspool.models.adapters.description import (
     reads_states,
 )
 from unspool.models.adapters.kept import find_kept
+from unspool.models.adapters.modules import find_misplaced, walk
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
 from unspool.models.adapters.settings import ObjectSettings, convert_settings, name_static_kind
 from unspool.models.adapters.twin import find_twin, keeps_states
@@ -219,6 +220,9 @@ def _explain_adapter(model: Any, inputs: Any, given: Mapping[str, Any], settings
             return f"{kind} is given input_features"
         if core.counts_columns and _has_padding(inputs, given, settings):
             return f"{kind} counts positions by columns, padding among them"
+        misplaced = find_misplaced(walk(model))
+        if misplaced is not None:
+            return misplaced
     except UnsupportedError as error:
         if not getattr(model, "can_generate", lambda: False)():
             raise
