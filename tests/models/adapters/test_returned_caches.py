@@ -80,6 +80,33 @@ def test_rows_of_a_pair_that_ended_hold_their_padding(name: str, is_native: bool
     assert torch.equal(continued.sequences, theirs.generate(ids, **again).sequences)
 
 
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "forward"])
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_with_tokens_that_have_no_position(seed: int, is_native: bool) -> None:
+    """M2M-100 makes positions of the tokens themselves: padding has none, nor does it count in a pass, but in a cache.
+
+    Without a mask transformers' own turn over a cache masks nothing, so it is given one of ones, which means the same.
+    """
+    theirs, ours = make("m2m_100", seed, "eager"), make_again("m2m_100", seed, "eager")
+    ids, asked = IDS.flip(1), {**ASKED, **ENDLESS, "attention_mask": MASK.flip(1), "max_new_tokens": 7}
+    free = theirs.generate(ids, **asked).sequences
+    asked["eos_token_id"] = next(token for token in free[1, 2:].tolist() if token not in free[0].tolist())
+    expected, found = theirs.generate(ids, **asked), unspool.generate(ours, ids, **asked, native=is_native)
+    assert torch.equal(expected.sequences, found.sequences) and expected.sequences[1, -1] == 0
+    layers = (output.past_key_values.self_attention_cache.layers for output in (expected, found))
+    for one, other in zip(*layers, strict=True):
+        assert torch.allclose(one.keys, other.keys, atol=2e-3, rtol=2e-3)
+        assert torch.allclose(one.values, other.values, atol=2e-3, rtol=2e-3)
+    text = torch.cat((found.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1)
+    again = {**asked, **ENDLESS, "decoder_input_ids": text}
+    anew = unspool.generate(ours, ids, **again, native=is_native)
+    assert torch.equal(anew.sequences, theirs.generate(ids, **again).sequences)
+    ones = {"decoder_attention_mask": torch.ones_like(text)}
+    continued = theirs.generate(ids, past_key_values=expected.past_key_values, **again, **ones)
+    output = unspool.generate(ours, ids, past_key_values=found.past_key_values, **again, native=is_native)
+    assert torch.equal(output.sequences, continued.sequences)
+
+
 @pytest.mark.parametrize("ends", [False, True], ids=["all go on", "one ends"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "qwen3"])
