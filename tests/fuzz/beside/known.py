@@ -45,6 +45,8 @@ REFUSED = (
     r"and a window of the model is \(rows",  # force_unique_generate_call
     "`use_cache` is only supported for `decoder_input_ids` of length 1",  # ProphetNet's forward
     "This model does not support the quantized cache",  # the object's forward over its own cache
+    "tokens that FSMT.* reads together see each other",  # over its own cache
+    "FSMT.* would read the empty columns of a static cache",
     "so its inputs belong to the prompts alone",  # guidance of an object whose own cache or states are returned
 )
 

@@ -163,6 +163,35 @@ def test_tokens_that_fsmt_reads_with_a_cache_see_none_behind_them(seed: int) -> 
     assert again.sequences.tolist() == write(text)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("way", ["cache", "mask", "states", "chunks"])
+def test_tokens_that_fsmt_reads_first_see_none_behind_them(way: str, seed: int) -> None:
+    """Over transformers' own cache too, for whatever reason a call needs that one."""
+    theirs, ours = make("fsmt", seed), make_again("fsmt", seed, "sdpa")
+    source, text = torch.tensor([[9, 9, 66, 5], [7, 8, 11, 12]]), torch.tensor([[2, 5, 6, 7], [2, 8, 9, 10]])
+    empty = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    mask = {"decoder_attention_mask": torch.ones_like(text)}
+    given: dict[str, dict[str, Any]] = {
+        "cache": {"past_key_values": empty},
+        "mask": mask,
+        "states": {"output_hidden_states": True},
+        "chunks": {**mask, "prefill_chunk_size": 2},
+    }
+    asked = {**ASKED, **ENDLESS, "attention_mask": torch.ones_like(source), "decoder_input_ids": text}
+    output = unspool.generate(ours, source, **asked, **given[way])
+    assert "over its own cache" in output.stats.path_reason
+    with torch.no_grad():
+        logits = theirs(input_ids=source, decoder_input_ids=output.sequences, use_cache=False).logits
+    assert torch.equal(logits[:, 3:-1].argmax(dim=-1), output.sequences[:, 4:])
+
+
+@pytest.mark.parametrize("refused", [{"use_cache": False}, {"cache_implementation": "static"}], ids=str)
+def test_what_fsmt_can_not_read_in_order_is_refused(refused: dict[str, Any]) -> None:
+    asked = {**ASKED, **ENDLESS, "attention_mask": torch.ones_like(IDS), "output_hidden_states": True}
+    with pytest.raises(unspool.UnspoolError, match="see each other|empty columns"):
+        unspool.generate(make_again("fsmt", 0, "sdpa"), IDS, **asked, **refused)
+
+
 @pytest.mark.parametrize("name", ["bart", "marian", "blenderbot", "whisper"])
 def test_sizes_of_a_pair_are_its_decoders_own(name: str) -> None:
     """The part that transformers makes of a flat config answers with its class's defaults for what it has lost."""
