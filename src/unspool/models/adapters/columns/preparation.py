@@ -97,7 +97,7 @@ def _refuse_unmasked(kind: str, kwargs: Mapping[str, Any], settings: GenerationC
         )
     if _has_fixed_room(kwargs, settings):
         raise UnsupportedError(
-            f"{kind} would read the empty columns of a static cache as tokens; leave the cache out, or give a dynamic one"
+            f"{kind} would read the empty columns of a static cache as tokens; leave it out, or give a dynamic one"
         )
 
 
