@@ -228,6 +228,10 @@ def _flatten_choice(choice: Any) -> Any:
 
 
 def _render(found: Found, messages: list[dict[str, Any]], target: Target) -> list[int]:
+    if not target.tokenizer.chat_template:
+        raise refuse_field(
+            "messages", f"{target.name} has no chat template; send a text as the prompt of /v1/completions instead"
+        )
     tools, documents = found.take("tools"), found.take("documents")
     variables = found.take("chat_template_kwargs", {})
     taken = {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "return_tensors"}
