@@ -44,3 +44,11 @@ def test_languages_that_a_model_has_not_are_refused(cli: Callable[..., Any], tra
     assert ended.code != 0 and "no language codes" in ended.err
     ended = cli("run", "hello", "--model", tiny, "--chat", "--source-lang", "deu")
     assert ended.code != 0 and "no chat" in ended.err
+
+
+@pytest.mark.parametrize("command", [["run", "--chat", "hello"], ["chat"]])
+def test_a_model_without_a_chat_template_is_pointed_to_run(
+    cli: Callable[..., Any], translator: str, command: list[str]
+) -> None:
+    told = cli(*command, "--model", translator)
+    assert told.code == 2 and f"unspool run -m {translator}" in told.err

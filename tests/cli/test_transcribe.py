@@ -95,6 +95,7 @@ def test_a_draft_model_changes_no_text(folder: Path, capsys: pytest.CaptureFixtu
         (["one.wav", "--temperature", "warm"], "is no number"),
         (["one.wav", "--language", "elvish"], "is not one of the 3"),
         (["one.wav", "one.wav", "-o", "out"], "two sounds would be written"),
+        (["one.wav", "two.wav", "--format", "srt"], "add -o DIR"),
     ],
 )
 def test_what_is_refused(
@@ -103,3 +104,26 @@ def test_what_is_refused(
     monkeypatch.chdir(folder)
     assert run(folder, *words) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["1", "8"])
+def test_a_sound_that_can_not_be_read_costs_no_other(
+    folder: Path, size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That a file was cut off is found when it is read, in the midst of others."""
+    (tmp_path / "bad.wav").write_bytes(write_wav(draw_sound(0.5)[:, None], 16_000)[:-1000])
+    files = [str(folder / "one.wav"), str(tmp_path / "bad.wav"), str(folder / "two.wav")]
+    written = []
+    for names in (files, files[::2]):
+        out = tmp_path / str(len(names))
+        code = run(folder, *names, "-o", str(out), "--batch-size", size, *SURE)
+        assert code == (2 if len(names) == 3 else 0)
+        assert ("bad.wav ends 1000 bytes before" in capsys.readouterr().err) == (len(names) == 3)
+        written.append({path.name: path.read_text() for path in out.iterdir()})
+    assert written[0] == written[1] and sorted(written[0]) == ["one.txt", "two.txt"]
+
+
+@pytest.mark.parametrize("command", [["run", "hello"], ["chat"], ["explain", "hello"]])
+def test_commands_for_text_point_here(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "-m", str(folder)]) == 2
+    assert f"unspool transcribe -m {folder} FILE" in capsys.readouterr().err

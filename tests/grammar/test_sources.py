@@ -105,6 +105,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "gbnf": ({"grammar": "root ::= foo"}, "can't be read"),
     "lark": ({"grammar": "start: foo"}, "can't be kept"),
     "tags": ({"structural_tag": {"triggers": ["<f"], "structures": [{"begin": "x", "end": ""}]}}, "no trigger"),
+    "tag stop": (
+        {"structural_tag": {"triggers": ["<"], "structures": [{"begin": "<f>", "end": ""}], "stop_after_first": 1}},
+        "true or false",
+    ),
     "tag keys": ({"structural_tag": {"trigger": []}}, "must be"),
     "large multiple": ({"json_schema": {"multipleOf": 1_000_003}}, "multipleOf"),
     "large count": ({"json_schema": {"type": "string", "maxLength": 2_000_000}}, "maxLength"),

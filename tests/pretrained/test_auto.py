@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def test_decoder(models: Path, side: str | None) -> None:
     alone = ours(TEXTS[1], return_tensors="pt")
     assert torch.allclose(model(**alone).logits, reference(**alone).logits, atol=1e-4)
     assert torch.equal(model.forward(**alone).logits, model(**alone).logits)
+
+
+@pytest.mark.parametrize("options", [{}, {"native": False}])
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy])
+def test_a_copy_has_settings_of_its_own(models: Path, make_copy: Any, options: dict[str, Any]) -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    model = AutoModelForCausalLM.from_pretrained(models / "llama", **options)
+    expected = model.generate(ids)
+    other = make_copy(model)
+    assert torch.equal(other.generate(ids), expected)
+    other.generation_config.max_new_tokens = 2
+    assert torch.equal(other.generate(ids), expected[:, :5])
+    assert other.as_language_model().generate(ids).token_ids == expected[:, 3:5].tolist()
+    assert torch.equal(model.generate(ids), expected)
 
 
 def test_encoder_decoder(models: Path) -> None:

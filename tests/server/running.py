@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -46,6 +47,19 @@ class Broken(Fake):
             type(self).breaks = False
             raise KeyboardInterrupt("a fault that no request can be blamed for")
         return super().forward(*args, **named)
+
+
+class Reciting(Fake):
+    """A model that says one text over and over, by the position alone."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        super().__init__(vocab=160, max_context=2048)
+        self._ids = torch.tensor(ids)
+
+    def _attend(self, values: torch.Tensor, cache: Any, counts: Sequence[int] | None) -> Any:
+        _, weight, spans = super()._attend(values, cache, counts)
+        said = self._ids[weight.argmax(-1) % len(self._ids)]  # (rows, new): a token's own weight is the largest
+        return torch.nn.functional.one_hot(said, self.info.vocab_size) * 50.0, weight, spans
 
 
 def make_fake_lm(model: Any = None, *, has_tools: bool = False) -> LanguageModel:

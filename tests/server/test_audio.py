@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import wave
 from collections.abc import Iterator
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -13,6 +15,8 @@ import pytest
 import unspool
 from tests.server.running import RunningServer
 from unspool.loading.catalogue import find_model
+from unspool.server.transcriptions import write_transcription
+from unspool.speech.results import Transcription
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +56,21 @@ def test_transcriptions(server: RunningServer, sound: bytes) -> None:
         assert str(subtitles).startswith("WEBVTT")
         events = list(client.audio.transcriptions.create(model="ears", file=file, temperature=0, stream=True))
         assert events[-1].type == "transcript.text.done" and events[-1].text == expected.text
-        for asked in ({"response_format": "xml"}, {"nonsense": "1"}, {"temperature": "hot"}):
+        for asked in ({"response_format": "xml"}, {"nonsense": "1"}, {"temperature": "hot"}, {"stream": "yes"}):
             with pytest.raises(openai.BadRequestError):
                 client.audio.transcriptions.create(model="ears", file=file, extra_body=asked)
         with pytest.raises(openai.BadRequestError):
             client.audio.transcriptions.create(model="ears", file=("a.wav", b"RIFF no sound"))
+        with pytest.raises(openai.BadRequestError, match="the file is a WAV file without samples"):
+            client.audio.transcriptions.create(model="ears", file=("a.wav", sound[:20]))
         with pytest.raises(openai.BadRequestError, match="audio/transcriptions"):
             client.chat.completions.create(model="ears", messages=[{"role": "user", "content": "hello"}])
     assert server.post("/v1/audio/transcriptions", {"model": "ears"}).status_code == 400
+    told = httpx.post(f"{server.address}/v1/audio/translations", data={"model": "ears"}, files={"file": file})
+    assert told.status_code == 400 and "knows English only" in told.text
+
+
+@pytest.mark.parametrize("task", ["transcribe", "translate"])
+def test_a_transcription_says_what_was_asked_for(server: RunningServer, task: str) -> None:
+    made = write_transcription(Transcription([], "de", 1.0), "verbose_json", server.state.models.find("ears"), task)
+    assert json.loads(bytes(made.body))["task"] == task

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.engine.fakes import BLOCK_BYTES
-from tests.server.running import TOOL_TEMPLATE, RunningServer, make_fake_lm, make_layered_lm
+from tests.engine.fakes import BLOCK_BYTES, FakePair
+from tests.server.running import TOOL_TEMPLATE, Reciting, RunningServer, make_fake_lm, make_layered_lm
 from unspool.api.speaker import Piece
 from unspool.engine import Engine
 from unspool.errors import InputError
@@ -344,6 +345,42 @@ async def test_an_answer_with_all_its_calls_has_not_ended_by_its_length(most: in
     assert choice.text == delta.text == ("" if most else " and on and on")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize(("num_said", "n"), [(0, 1), (3, 1), (40, 2)])
+def test_one_call_alone_ends_the_text(path: str, num_said: int, n: int) -> None:
+    """Nothing is written behind the only call that is kept, be the answer whole or a stream."""
+    call = '<call>{"name": "weather", "arguments": {"place": "rome"}}</call>'
+    tokenizer = make_fake_lm(has_tools=True).tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode("z" * num_said + call, add_special_tokens=False)
+    lm = make_fake_lm(Reciting(ids), has_tools=True)
+    body: dict[str, Any] = {"model": "reciting", "messages": HELLO, "max_tokens": 300, "temperature": 0}
+    if path == "/v1/messages":
+        tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
+        body |= {"tools": [tool], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    else:
+        body |= {"tools": [TOOL], "parallel_tool_calls": False, "n": n, "return_token_ids": True}
+    with RunningServer({"reciting": lm}) as running:
+        whole = running.post(path, body).json()
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in running.post(path, {**body, "stream": True}).text.splitlines()
+            if line.startswith("data: {")
+        ]
+        assert running.state.metrics.tokens["reciting", "new"] < 2 * n * (2 * len(ids) + 2)
+    if path == "/v1/messages":
+        assert [one["type"] for one in whole["content"]].count("tool_use") == 1
+        assert whole["usage"]["output_tokens"] == events[-2]["usage"]["output_tokens"]
+        return
+    streamed: list[list[int]] = [[] for _ in range(n)]
+    for one in (one for event in events for one in event["choices"]):
+        streamed[one["index"]] += one.get("token_ids", [])
+    for choice, token_ids in zip(whole["choices"], streamed, strict=True):
+        assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) == 1
+        assert choice["token_ids"] == token_ids
+        assert tokenizer.decode(token_ids).endswith(f"{call}</s>")
+
+
 def test_chats_with_calls_that_a_template_is_known_to_write_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("tools", make_fake_lm(has_tools=True))
     tokenizer, rendered = target.tokenizer, list[int]()
@@ -440,3 +477,39 @@ def test_refusals_speak_of_what_was_sent(
 def test_what_a_refusal_advises_is_taken(client: openai.OpenAI) -> None:
     for body in ({"num_beams": 3, "top_p": 0.9, "temperature": 0.7}, {"penalty_alpha": 0.6, "temperature": 0}):
         assert client.completions.create(model="fake", prompt="hello", max_tokens=2, extra_body=body).choices
+
+
+def test_an_encoder_s_prompt_takes_no_room_from_the_text() -> None:
+    lm = make_fake_lm(FakePair(vocab=160, max_context=20, longest_source=30))
+    lm.generation_config.eos_token_id, lm.generation_config.decoder_start_token_id = None, 1
+    with RunningServer({"pair": lm}) as running:
+
+        def ask(length: int, most: int) -> httpx.Response:
+            prompt = [5 + place % 7 for place in range(length)]
+            return running.post("/v1/completions", {"model": "pair", "prompt": prompt, "max_tokens": most})
+
+        for length in (1, 19, 25, 30):
+            assert ask(length, 19).json()["usage"]["completion_tokens"] == 19
+            assert "at most 19 fit" in ask(length, 20).json()["error"]["message"]
+        assert "its encoder takes at most 30" in ask(31, 5).json()["error"]["message"]
+
+
+def test_a_model_that_searches_by_its_own_settings_draws_only_where_it_is_told_to() -> None:
+    lm = make_fake_lm()
+    lm.generation_config.num_beams = 3
+    with RunningServer({"searching": lm}) as running:
+        body = {"model": "searching", "prompt": "hello", "max_tokens": 8}
+        texts = [running.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(3)]
+        assert set(texts) == {lm.generate("hello", max_new_tokens=8, do_sample=False).text}
+        several = running.post("/v1/completions", {**body, "n": 3}).json()["choices"]
+        assert len({one["text"] for one in several}) == 3 and several[0]["text"] == texts[0]
+        drawn = [running.post("/v1/completions", {**body, "temperature": 2.0}).json() for _ in range(8)]
+        assert len({one["choices"][0]["text"] for one in drawn}) > 1
+
+
+def test_chats_need_a_template() -> None:
+    lm = make_fake_lm()
+    assert lm.tokenizer is not None
+    lm.tokenizer.chat_template = None
+    with RunningServer({"plain": lm}) as running:
+        assert "prompt of /v1/completions" in running.chat(model="plain").json()["error"]["message"]

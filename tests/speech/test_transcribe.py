@@ -162,6 +162,10 @@ def test_generate_returns_texts(lm: unspool.LanguageModel) -> None:
         (np.ones(RATE), {"prompt": " "}, SettingError, "`prompt`"),
         (np.ones(RATE), {"num_return_sequences": 2}, SettingError, "num_return_sequences"),
         (np.ones(RATE), {"do_sample": True}, SettingError, "and a first temperature of 0.0 are at odds"),
+        (np.ones(RATE), {"condition_on_prev_tokens": "yes"}, SettingError, "condition_on_prev_tokens"),
+        (np.ones(RATE), {"penalty_alpha": 0.6, "top_k": 4}, SettingError, "temperature=0"),
+        (np.ones(RATE), {"num_beams": 4, "num_beam_groups": 2}, SettingError, "temperature=0"),
+        (io.StringIO("RIFF"), {}, InputError, "open the file with 'rb'"),
         (np.ones(RATE), {"no_such_setting": 2}, SettingError, "no setting 'no_such_setting'"),
     ],
 )
@@ -192,6 +196,11 @@ def test_an_english_model_has_no_choice(lm: unspool.LanguageModel) -> None:
         english.transcribe(draw_sound(0.3), language="de", **plain)
     with pytest.raises(SettingError, match="knows English only"):
         english.transcribe(draw_sound(0.3), task="translate", **plain)
+    with pytest.raises(SettingError, match="it is one of transcribe, translate"):
+        english.transcribe(draw_sound(0.3), task="sing", **plain)
+    for languages in ([], ["en", "en"]):
+        with pytest.raises(SettingError, match="entries for 1 sounds"):
+            english.transcribe(draw_sound(0.3), language=languages, **plain)
 
 
 # --- words and files -----------------------------------------------------------------------------------------

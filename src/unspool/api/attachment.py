@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from unspool.api.calls import generate
@@ -17,6 +16,8 @@ from unspool.models.adapters import (
 )
 
 _KEPT = "_unspool_kept"  # attribute of transformers' mixin that holds its own generate while ours is attached
+
+_FOLLOWS = "_unspool_follows"  # attribute of a class's __copy__ that knows of attached objects
 
 
 def attach(model: Any = None, *, native: bool = True) -> Any:
@@ -33,7 +34,7 @@ def attach(model: Any = None, *, native: bool = True) -> Any:
         return None
     _check(model, "attach")
     set_native(model, native)
-    model.__dict__["generate"] = functools.partial(_generate, model)
+    model.__dict__["generate"] = Attached(model)
     if native:
         prepare_twin(model)
     return model
@@ -52,6 +53,41 @@ def detach(model: Any = None) -> Any:
     set_native(model, None)
     drop_twin(model)
     return model
+
+
+class Attached:
+    """The `generate` of an attached object. A copy of the object has one of its own, and so has what a pickle holds."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        _follow_copies(type(model))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """unspool.generate with the object."""
+        return _generate(self._model, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[type[Attached], tuple[Any]]:
+        return Attached, (self._model,)
+
+
+def _follow_copies(kind: Any) -> None:
+    """Let `copy.copy` of a class's attached objects make attached ones: what lies in an object does not hear of it."""
+    known = getattr(kind, "__copy__", None)
+    if getattr(known, _FOLLOWS, False):
+        return
+
+    def copy_object(self: Any) -> Any:
+        if known is not None:
+            made = known(self)
+        else:
+            made = object.__new__(type(self))
+            made.__setstate__(dict(self.__dict__))  # as copy.copy does
+        if isinstance(made.__dict__.get("generate"), Attached):
+            made.__dict__["generate"] = Attached(made)
+        return made
+
+    setattr(copy_object, _FOLLOWS, True)
+    kind.__copy__ = copy_object
 
 
 def _check(model: Any, name: str) -> None:

@@ -31,6 +31,7 @@ from unspool.speech.windows import Course, SoundCursor, WindowResult, decode_win
 from unspool.speech.words import group_words, trim_edges
 from unspool.text import Tokenizer
 
+_SEARCHES = ("penalty_alpha", "num_beam_groups", "force_words_ids", "constraints")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_SOUNDS = 100_000
 Progress = Callable[[int, float, float | None], None]
@@ -110,12 +111,26 @@ class Transcriber:
         size = options.batch_size
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1024:
             raise SettingError(f"batch_size={size!r:.40} is no number from 1 to 1024")
+        if not isinstance(options.condition_on_prev_tokens, bool | None):
+            raise SettingError(
+                f"condition_on_prev_tokens={options.condition_on_prev_tokens!r:.40} is not True, False or None"
+            )
         check_draws(self.settings.get("do_sample"), options.temperature)
+        self._check_searches()
         for name in ("num_return_sequences", "input_features", "encoder_outputs", "decoder_input_ids"):
             if self.settings.get(name) is not None:
                 raise SettingError(
                     f"`{name}` is an argument of generate(); transcribe() writes one text for each sound"
                 )
+
+    def _check_searches(self) -> None:
+        """Raise for a search that draws nothing beside temperatures that do: a window may fall back to any of them."""
+        searches = [name for name in _SEARCHES if self.settings.get(name) not in (None, 0, 1)]
+        if searches and any(read_temperatures(self.options.temperature)):
+            raise SettingError(
+                f"`{searches[0]}` asks for a search that draws no tokens, and a window whose text is refused is drawn "
+                "anew at the next `temperature`; pass temperature=0"
+            )
 
     def _plan_course(self) -> Course:
         options, markers = self.options, self._markers
@@ -126,6 +141,7 @@ class Transcriber:
             asked = language if isinstance(language, list | tuple) else [language]
             is_english = all(one is None or (isinstance(one, str) and one.lower() in _ENGLISH) for one in asked)
             check_choice(markers, None if is_english else language, None if task == "transcribe" else task)
+            self._check_languages(language)
         else:
             check_choice(markers, language, task)
             languages, chosen = self._spread(language), task
@@ -140,12 +156,15 @@ class Transcriber:
         )
 
     def _spread(self, language: Any) -> list[str | None]:
+        self._check_languages(language)
         languages = list(language) if isinstance(language, list | tuple) else [language] * len(self.sounds)
-        if len(languages) != len(self.sounds):
-            raise SettingError(
-                f"`language` has {len(languages)} entries for {len(self.sounds)} sounds; give one for all, or one each"
-            )
         return [None if one is None else find_language(one, self._markers.languages) for one in languages]
+
+    def _check_languages(self, language: Any) -> None:
+        if isinstance(language, list | tuple) and len(language) != len(self.sounds):
+            raise SettingError(
+                f"`language` has {len(language)} entries for {len(self.sounds)} sounds; give one for all, or one each"
+            )
 
     def _encode_prompt(self) -> tuple[int, ...] | None:
         if self.options.prompt is None:
@@ -179,9 +198,17 @@ class Transcriber:
         """Segments as their windows are done; those of a batch's sounds come interleaved."""
         for result in decode_windows(self._decoder, self._open_all(), self._course, self._report):
             yield from self._read(result)
-            if self.progress is not None and result.is_last:
-                frames = self.frames[result.index]
-                self.progress(result.index, frames.seconds, frames.sound.seconds)
+            self._report_end(result)
+
+    def transcriptions(self) -> Generator[tuple[int, Transcription], None, None]:
+        """Each sound's index and transcription when it is whole."""
+        found: dict[int, list[Segment]] = {}
+        for result in decode_windows(self._decoder, self._open_all(), self._course, self._report):
+            found.setdefault(result.index, []).extend(self._read(result))
+            self._report_end(result)
+            if result.is_last:
+                language, seconds = self.languages[result.index], self.frames[result.index].seconds
+                yield result.index, Transcription(found.pop(result.index), language, seconds)
 
     def _open_all(self) -> Iterator[Frames]:
         for index, sound in enumerate(self.sounds):
@@ -193,6 +220,11 @@ class Transcriber:
             for cursor in cursors:
                 frames = self.frames[cursor.index]
                 self.progress(cursor.index, cursor.seek / FRAMES_PER_SECOND, frames.sound.seconds)
+
+    def _report_end(self, result: WindowResult) -> None:
+        if self.progress is not None and result.is_last:
+            frames = self.frames[result.index]
+            self.progress(result.index, frames.seconds, frames.sound.seconds)
 
     def _read(self, result: WindowResult) -> Iterator[Segment]:
         self.languages[result.index] = code = self._name_language(result)
@@ -296,16 +328,17 @@ def transcribe(
     """The transcription of a sound, or one for each of a list."""
     sounds, is_one = open_sounds(audio, options.sampling_rate)
     began = time.perf_counter()
-    work = Transcriber(lm, sounds, options, settings, progress)
-    found: list[list[Segment]] = [[] for _ in sounds]
-    for segment in work.segments():
-        found[segment.index].append(segment)
-    total = sum(work.frames[index].seconds for index in range(len(sounds)))
-    spent = time.perf_counter() - began
-    made = [
-        Transcription(
-            segments, work.languages.get(index), seconds := work.frames[index].seconds, spent * seconds / total
-        )
-        for index, segments in enumerate(found)
-    ]
+    found = dict(Transcriber(lm, sounds, options, settings, progress).transcriptions())
+    made = [found[index] for index in range(len(sounds))]
+    total, spent = sum(one.duration for one in made), time.perf_counter() - began
+    for one in made:
+        one.seconds = spent * one.duration / total
     return made[0] if is_one else made
+
+
+def transcribe_each(
+    lm: SpeechModel, sounds: Sequence[Sound], settings: Mapping[str, Any], progress: Progress | None
+) -> Generator[tuple[int, Transcription], None, None]:
+    """The index and the transcription of every sound, in the order in which they are whole."""
+    options, rest = split_options(settings)
+    return Transcriber(lm, sounds, options, rest, progress).transcriptions()

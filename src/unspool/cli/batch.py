@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import DIM, ProgressLine, say
 from unspool.cli.interrupt import Interrupt
-from unspool.cli.model import add_model_options, list_options, load_model
+from unspool.cli.model import add_model_options, list_options, load_text_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.ray import add_ray_options, read_ray_options
 from unspool.cli.serve import read_size
@@ -94,7 +94,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if actors is not None:
         return _run_on_ray(arguments, source, actors, {**common, "engine": options, "load": list_options(arguments)})
     output = JobOutput(arguments.output)
-    lm = load_model(arguments)
+    lm = load_text_model(arguments)
     with Engine(lm, **options) as engine, Interrupt() as interrupt:
         job = Job(lm, engine, source, output, max_errors=arguments.max_errors, restarts=arguments.restart, **common)
         return _run(job, interrupt, arguments.output)

@@ -9,7 +9,7 @@ from unspool.cli.chat_commands import Quit, execute_line
 from unspool.cli.console import BOLD, DIM, is_debugging_asked, paint, say, say_bug, say_error, say_parts
 from unspool.cli.detect import add_watermark_options, read_watermark
 from unspool.cli.lines import Lines
-from unspool.cli.model import add_model_options, load_model
+from unspool.cli.model import add_model_options, load_text_model
 from unspool.cli.parser import Parser
 from unspool.cli.reading import check_text
 from unspool.cli.session import Session
@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
     refuse_tensors(settings)
     mark = read_watermark(arguments)
     system = None if arguments.system is None else check_text(arguments.system, "--system")
-    lm = load_model(arguments)
+    lm = load_text_model(arguments, chats=True)
     with Lines() as lines:
         session = Session(lm, system, settings, is_interactive=lines.is_interactive, mark=mark)
         session.shows_stats = arguments.stats

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import BOLD, CYAN, DIM, GREEN, paint, say
-from unspool.cli.model import add_model_options, load_model
+from unspool.cli.model import add_model_options, load_text_model
 from unspool.cli.parser import Parser
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
 from unspool.cli.settings import FRIENDLY, add_settings, collect_settings, imply_sampling, refuse_tensors
@@ -58,7 +58,7 @@ def execute(arguments: argparse.Namespace) -> int:
     check_prompt(arguments, settings)
     targets = find_targets(arguments, FILES)
     text = read_prompt(arguments)
-    lm = load_model(arguments)
+    lm = load_text_model(arguments, chats=arguments.chat)
     from unspool.explain import draw_page, draw_svg, draw_terminal  # torch is imported by now
 
     generation = lm.generate(as_prompt(text, arguments), return_beam_trace=True, **read_negative(arguments), **settings)

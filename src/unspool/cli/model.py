@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.console import ProgressLine
-from unspool.cli.parser import Parser
+from unspool.cli.parser import Parser, UsageError
 from unspool.loading.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -66,6 +66,18 @@ def list_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def load_model(arguments: argparse.Namespace) -> LanguageModel:
     """Load what the options ask for, with a progress line on a terminal."""
     return _load(arguments.model, arguments)
+
+
+def load_text_model(arguments: argparse.Namespace, *, chats: bool = False) -> LanguageModel:
+    """Load a model that reads text, and has a chat template if it `chats`; point to the command of any other."""
+    lm = load_model(arguments)
+    if lm.model.info.features is not None:
+        raise UsageError(f"{lm.name} reads sound, not text; use: unspool transcribe -m {arguments.model} FILE")
+    if chats and lm.tokenizer is not None and not lm.tokenizer.chat_template:
+        raise UsageError(
+            f'{lm.name} has no chat template, so it takes texts and no chats; use: unspool run -m {arguments.model} "…"'
+        )
+    return lm
 
 
 def load_assistant(arguments: argparse.Namespace) -> LanguageModel | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.cli.console import DIM, end_line, say, write
 from unspool.cli.detect import add_watermark_options, read_watermark
 from unspool.cli.languages import add_language_options, check_languages, mark_prompts
-from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_model
+from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_text_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.prompt import add_prompt_options, as_prompt, check_prompt, read_negative, read_prompt
 from unspool.cli.reading import check_text, read_prompts
@@ -66,7 +66,7 @@ def execute(arguments: argparse.Namespace) -> int:
     _check(arguments, settings)
     mark = read_watermark(arguments)
     texts = _read_texts(arguments)
-    lm = load_model(arguments)
+    lm = load_text_model(arguments, chats=arguments.chat)
     prompts = [as_prompt(text, arguments) for text in mark_prompts(lm, texts, arguments, settings)]
     is_batch = arguments.prompts_file is not None
     assistant = load_assistant(arguments)

@@ -10,10 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unspool.cli.console import DIM, ProgressLine, clean, is_terminal, say, write
+from unspool.cli.console import DIM, ProgressLine, clean, is_terminal, say, say_error, write
 from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.settings import add_settings, collect_settings
+from unspool.errors import InputError
 from unspool.small_files import make_folder, write_text
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if (assistant := load_assistant(arguments)) is not None:
         settings["assistant_model"] = assistant
     if targets:
-        _write_files(lm, sounds, targets, kind, settings, arguments)
-    elif len(sounds) == 1 and kind in ("txt", "srt", "vtt"):
+        return _write_files(lm, sounds, targets, kind, settings, arguments)
+    if len(sounds) == 1 and kind in ("txt", "srt", "vtt"):
         _print_live(lm, sounds[0], kind, settings, arguments)
     else:
         _print_all(lm, sounds, kind, settings, arguments)
@@ -131,6 +132,8 @@ def _choose_kind(arguments: argparse.Namespace) -> str:
         raise UsageError(f"--format {kind[:40]!r} is not one of {', '.join(FORMATS)}")
     if arguments.word_timestamps and kind not in ("vtt", "json"):
         raise UsageError(f"--word-timestamps are written with --format vtt or json, not with {kind}; add one of them")
+    if kind in ("srt", "vtt") and len(arguments.files) > 1 and arguments.output is None:
+        raise UsageError(f"a {kind} file has one sound's subtitles, and {len(arguments.files)} are named; add -o DIR")
     return kind
 
 
@@ -236,15 +239,42 @@ def _write_files(
     kind: str,
     settings: dict[str, Any],
     arguments: argparse.Namespace,
-) -> None:
+) -> int:
+    """Each file as soon as its sound is whole; 2 if a sound could not be read. The others are written all the same."""
+    from unspool.api.transcribe import transcribe_each
     from unspool.speech.writing import find_writer
 
-    made = _transcribe(lm, sounds, settings, arguments)
-    for path, one in zip(targets, made, strict=True):
-        make_folder(path.parent)
-        write_text(path, find_writer(kind)(one))
-        print(path)
-    _say_stats(sum(one.duration for one in made), sum(one.seconds for one in made), arguments)
+    started, seconds, code = time.perf_counter(), 0.0, 0
+    left = dict(enumerate(sounds))  # those that are not written
+    with ProgressLine() as line:
+
+        def write_each(places: list[int]) -> None:
+            nonlocal seconds
+            bar = _Bar(line, [arguments.files[place] for place in places])
+            with closing(transcribe_each(lm, [left[place] for place in places], settings, bar.show)) as made:
+                for index, one in made:
+                    path = targets[places[index]]
+                    make_folder(path.parent)
+                    write_text(path, find_writer(kind)(one))
+                    line.clear()
+                    write(f"{path}\n")
+                    del left[places[index]]
+                    seconds += one.duration
+
+        try:
+            write_each(list(left))
+        except InputError:
+            if len(left) == 1 or not all(sound.can_repeat for sound in left.values()):
+                raise
+            for place in list(left):  # one of those that were read together: which, is seen when each is read alone
+                try:
+                    write_each([place])
+                except InputError as error:
+                    line.clear()
+                    say_error(error)
+                    code = 2
+    _say_stats(seconds, time.perf_counter() - started, arguments)
+    return code
 
 
 def _transcribe(

@@ -130,15 +130,21 @@ def _read_grammar(value: Any) -> GrammarSource:
 
 
 def _read_tags(value: Any, specials: Container[str]) -> GrammarSource:
-    """Free text in which a trigger begins a structure: {"structures": [{begin, schema, end}], "triggers": […]}."""
+    """Free text in which a trigger begins a structure: {"structures": [{begin, schema, end}], "triggers": […]}.
+
+    With `"stop_after_first": true` the text ends behind its first structure.
+    """
     wanted = '{"triggers": [text, …], "structures": [{"begin": text, "schema": {…}, "end": text}, …]}'
     if not isinstance(value, Mapping):
         raise SettingError(about("structural_tag", f"must be {wanted}, but is {excerpt(value)}"))
     triggers: Any = value.get("triggers")
     structures: Any = value.get("structures")
+    stops: Any = value.get("stop_after_first", False)
     is_sound = isinstance(triggers, (list, tuple)) and isinstance(structures, (list, tuple)) and structures
-    if not is_sound or set(value) - {"type", "triggers", "structures"}:
+    if not is_sound or set(value) - {"type", "triggers", "structures", "stop_after_first"}:
         raise SettingError(about("structural_tag", f"must be {wanted}, but is {excerpt(value)}"))
+    if not isinstance(stops, bool):
+        raise SettingError(about("structural_tag", f": stop_after_first is true or false, not {excerpt(stops)}"))
     if max(len(triggers), len(structures)) > MOST_TAGS:
         raise SettingError(about("structural_tag", f"has {len(structures)} structures; at most {MOST_TAGS} are taken"))
     rules = []
@@ -158,7 +164,8 @@ def _read_tags(value: Any, specials: Container[str]) -> GrammarSource:
         else:
             rules += [f"open_{place}[lazy]: TEXT {spell(trigger, ())}", f"tag_{place}: open_{place} {rest}"]
     names = " | ".join(f"tag_{place}" for place in range(len(structures)))
-    text = "\n".join(["%llguidance {}", f"start: ({names})* TEXT", r"TEXT: /(.|\n)*/", *rules])
+    whole = f"TEXT | {names}" if stops else f"({names})* TEXT"
+    text = "\n".join(["%llguidance {}", f"start: {whole}", r"TEXT: /(.|\n)*/", *rules])
     _check_size("structural_tag", text)
     return GrammarSource("structural_tag", require_library().LLMatcher.grammar_from_lark(text))
 

@@ -142,8 +142,13 @@ def read_choice(tool_choice: Any, names: Container[str]) -> str:
     )
 
 
-def make_settings(tools: Any, tool_choice: Any, tokenizer: Any, specials: Container[str]) -> dict[str, Any]:
-    """The setting that keeps tool calls to their format and arguments to their schemas."""
+def make_settings(
+    tools: Any, tool_choice: Any, tokenizer: Any, specials: Container[str], *, stops_after_first: bool = False
+) -> dict[str, Any]:
+    """The setting that keeps tool calls to their format and arguments to their schemas.
+
+    A call that must come is the only one; those that may come can be several, unless the text ends behind the first.
+    """
     known = check_tools(tools)
     choice = read_choice(tool_choice, [name for name, _ in known])
     if choice == "none":
@@ -153,7 +158,8 @@ def make_settings(tools: Any, tool_choice: Any, tokenizer: Any, specials: Contai
         structures = [
             {"begin": f"{form.begin}{name}{form.middle}", "schema": schema, "end": form.end} for name, schema in known
         ]
-        return {"structural_tag": {"triggers": [form.begin], "structures": structures}}
+        tag = {"triggers": [form.begin], "structures": structures, "stop_after_first": stops_after_first}
+        return {"structural_tag": tag}
     wanted = [(name, schema) for name, schema in known if choice in ("required", f"tool:{name}")]
     rules = [
         f"call_{place}: {spell(f'{form.begin}{name}{form.middle}', specials)} {embed_schema(schema)} "

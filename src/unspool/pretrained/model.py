@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
@@ -29,6 +30,15 @@ class PretrainedModel(Holder):
         self._parts = parts
         if find_object(self) is None:
             self.core.generation_config = parts.generation_config
+
+    def __copy__(self) -> Self:
+        """A model with settings of its own and the same weights."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.core = copy.copy(self.core)
+        made.core.generation_config = copy.deepcopy(self.core.generation_config)
+        made._parts = replace(self._parts, model=as_model(made))  # type: ignore[arg-type]  # of the same kind
+        return made
 
     @property
     def generation_config(self) -> Any:

@@ -205,7 +205,9 @@ def _settle_tools(found: Found, target: Target) -> tuple[CallFormat | None, int 
     choice = "auto" if choice is None else choice
     tokenizer = target.tokenizer
     try:
-        made = make_settings(tools, _flatten_choice(choice), tokenizer, list_specials(tokenizer))
+        made = make_settings(
+            tools, _flatten_choice(choice), tokenizer, list_specials(tokenizer), stops_after_first=not parallel
+        )
         form = find_format(tokenizer, tools)
     except UnspoolError as error:
         raise RequestError(400, str(error), param="tool_choice" if "tool_choice" in str(error) else "tools") from error
@@ -226,6 +228,10 @@ def _flatten_choice(choice: Any) -> Any:
 
 
 def _render(found: Found, messages: list[dict[str, Any]], target: Target) -> list[int]:
+    if not target.tokenizer.chat_template:
+        raise refuse_field(
+            "messages", f"{target.name} has no chat template; send a text as the prompt of /v1/completions instead"
+        )
     tools, documents = found.take("tools"), found.take("documents")
     variables = found.take("chat_template_kwargs", {})
     taken = {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "return_tensors"}

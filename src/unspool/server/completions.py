@@ -46,6 +46,7 @@ class CompletionDialect(OpenAIErrors):
         if echo and logprobs is not None:
             if order.stream:
                 raise refuse_field("echo", "`echo` with logprobs is known when the prompt is read; leave out stream")
+            order.names.setdefault("prompt_logprobs", "echo")
             order.settings["prompt_logprobs"] = max(logprobs, order.settings.get("prompt_logprobs", 0))
         return order
 

@@ -163,7 +163,7 @@ def _settle(order: Order, values: dict[str, Any], target: Target) -> None:
             order.names.setdefault(setting, sent)
     _settle_sampling(settings, target)
     _settle_length(order, target)
-    if not settings["do_sample"] and settings.get("num_beams", 1) == 1:
+    if not settings["do_sample"] and settings.get("num_beams", target.lm.generation_config.num_beams) in (None, 1):
         order.num_drawn = 1  # all would be the same
     if order.num_drawn > 1:
         settings["num_return_sequences"] = order.num_drawn
@@ -353,7 +353,7 @@ def _read_format(field: str, form: Any) -> list[tuple[str, Any]]:
             raise refuse_field(field, f"`{field}` needs {needed}")
         return [("json_schema", _check_schema(field, schema))]
     if kind == "structural_tag":
-        return [("structural_tag", {name: form.get(name) for name in ("triggers", "structures")})]
+        return [("structural_tag", {name: value for name, value in form.items() if name != "type"})]
     raise refuse_field(
         field, f"`{field}` has the types text, json_object, json_schema and structural_tag, not {excerpt(kind)}"
     )
@@ -397,7 +397,8 @@ def _settle_search(order: Order, values: dict[str, Any]) -> None:
 
 
 def _settle_sampling(settings: dict[str, Any], target: Target) -> None:
-    """Whether tokens are drawn: a temperature says it; else a search does not, and everything else does."""
+    """Whether tokens are drawn: a temperature says it; else a search, the client's or the model's own, does not, and
+    everything else does."""
     temperature = settings.get("temperature")
     if temperature is not None and not 0 <= temperature <= 100:
         raise refuse_field("temperature", f"`temperature` goes from 0 to 100, not {temperature}")
@@ -413,7 +414,7 @@ def _settle_sampling(settings: dict[str, Any], target: Target) -> None:
                 del settings[name]
     model_config = target.lm.generation_config
     if "do_sample" not in settings:
-        searches = any(settings.get(name) not in (None, 0, 1) for name in _SEARCHES)
+        searches = any(settings.get(name, getattr(model_config, name)) not in (None, 0, 1) for name in _SEARCHES)
         asked = "do_sample" in model_config.explicit and bool(model_config.do_sample)
         settings["do_sample"] = temperature is not None or asked or not searches
     if settings["do_sample"] and "top_k" not in settings and "top_k" not in model_config.explicit:
@@ -422,20 +423,24 @@ def _settle_sampling(settings: dict[str, Any], target: Target) -> None:
 
 def _settle_length(order: Order, target: Target) -> None:
     settings, limits = order.settings, target.limits
-    longest = max(map(len, order.prompts))
-    room = limits.new_tokens if target.context is None else min(limits.new_tokens, target.context - longest)
+    longest, info = max(map(len, order.prompts)), target.lm.model.info
+    before = 1 if info.is_encoder_decoder else longest  # tokens that a text begins behind: an encoder reads the prompt
+    room = limits.new_tokens if target.context is None else min(limits.new_tokens, target.context - before)
     asked = settings.get("max_new_tokens")
     name = order.names.get("max_new_tokens", "max_tokens")
-    if target.context is not None and longest >= target.context:
+    most, ends = info.longest_source, f"its encoder takes at most {info.longest_source}"
+    if not info.is_encoder_decoder and target.context is not None:
+        most, ends = target.context - 1, f"the model's context ends at {target.context}"
+    if most is not None and longest > most:
         raise refuse_field(
             "prompt" if order.kind == COMPLETION else order.names.get("messages", "messages"),
-            f"the prompt has {longest} tokens and the model's context ends at {target.context}; shorten it",
+            f"the prompt has {longest} tokens and {ends}; shorten it",
             "context_length_exceeded",
         )
     if asked is None:
         if "max_length" not in settings:
             settings["max_new_tokens"] = room
-        elif settings["max_length"] > longest + limits.new_tokens:
+        elif settings["max_length"] > before + limits.new_tokens:
             raise refuse_field("max_length", f"at most {limits.new_tokens} new tokens are written for a request here")
         return
     if asked == 0:
@@ -445,7 +450,11 @@ def _settle_length(order: Order, target: Target) -> None:
     elif asked > room:
         raise refuse_field(
             name,
-            f"`{name}`={asked} after a prompt of {longest} tokens passes the context of {target.context} tokens; "
-            f"at most {room} fit",
+            f"`{name}`={asked} after {_say_before(info.is_encoder_decoder, longest)} passes the context of "
+            f"{target.context} tokens; at most {room} fit",
             "context_length_exceeded",
         )
+
+
+def _say_before(is_pair: bool, longest: int) -> str:
+    return "the token that a text begins with" if is_pair else f"a prompt of {longest} tokens"

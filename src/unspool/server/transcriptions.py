@@ -24,6 +24,7 @@ from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.sse import EventStream
 from unspool.server.state import ServerState
 from unspool.speech.results import Segment, Transcription
+from unspool.speech.sound import Sound, open_stream
 from unspool.speech.writing import write_srt, write_vtt
 
 FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
@@ -58,6 +59,12 @@ class AudioRoutes:
             assert lm is not None
             if lm.model.info.features is None:
                 raise RequestError(400, f"{served.name} reads text, not sound; choose a model of speech", param="model")
+            if task == "translate" and getattr(lm.generation_config, "is_multilingual", None) is False:
+                raise RequestError(
+                    400,
+                    f"{served.name} knows English only, and translates nothing; use /v1/audio/transcriptions",
+                    param="model",
+                )
             form, streams, settings = read_fields(fields, task)
             lock = self._locks.setdefault(served.name, threading.Lock())
             try:
@@ -69,7 +76,7 @@ class AudioRoutes:
                 found = await until_gone(request, work)
             except Exception as error:
                 raise read_error(error) from error
-            return write_transcription(found, form, served)
+            return write_transcription(found, form, served, task)
 
     async def _read_form(self, request: Request) -> tuple[bytes, dict[str, list[str]]]:
         """The sound and the fields of a form."""
@@ -114,6 +121,8 @@ def read_fields(fields: dict[str, list[str]], task: str) -> tuple[str, bool, dic
         if name == "response_format":
             form = value
         elif name == "stream":
+            if value.lower() not in ("true", "false"):
+                raise refuse_field(name, f"`stream` is true or false, not {excerpt(value)}")
             streams = value.lower() == "true"
         elif name == "timestamp_granularities":
             if not set(values) <= {"word", "segment"}:
@@ -146,13 +155,18 @@ def _read_setting(name: str, text: str) -> Any:
 
 def _transcribe(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Transcription:
     with lock:
-        transcription: Transcription = lm.transcribe(io.BytesIO(sound), **settings)
+        transcription: Transcription = lm.transcribe(_open(sound), **settings)
         return transcription
 
 
 def _segments(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Iterator[Segment]:
     with lock:
-        yield from lm.stream_segments(io.BytesIO(sound), **settings)
+        yield from lm.stream_segments(_open(sound), **settings)
+
+
+def _open(sound: bytes) -> Sound:
+    """A sound, which errors call by its field."""
+    return open_stream(io.BytesIO(sound), name="the file")
 
 
 async def _stream(segments: Iterator[Segment]) -> AsyncIterator[bytes]:
@@ -168,7 +182,7 @@ async def _stream(segments: Iterator[Segment]) -> AsyncIterator[bytes]:
         yield frame({"type": "error", **read_error(error).as_openai()})
 
 
-def write_transcription(transcription: Transcription, form: str, served: Served) -> Response:
+def write_transcription(transcription: Transcription, form: str, served: Served, task: str) -> Response:
     """A transcription in the format that was asked for."""
     usage = {"type": "duration", "seconds": max(1, round(transcription.duration))}
     if form == "text":
@@ -180,7 +194,7 @@ def write_transcription(transcription: Transcription, form: str, served: Served)
         return JsonResponse({"text": transcription.text, "usage": usage})
     words = [word for segment in transcription.segments for word in segment.words or ()]
     made: dict[str, Any] = {
-        "task": "transcribe",
+        "task": task,
         "language": transcription.language or "en",
         "duration": transcription.duration,
         "text": transcription.text,

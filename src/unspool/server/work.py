@@ -265,8 +265,6 @@ class Work:
                 text += reader.end()
             if calls:
                 self._called.add(row)
-            if reader.is_full and calls and len(self.requests) == 1 and order.num_drawn == 1 and reason is None:
-                self.close()
             told = (order.logprobs is not None and piece.logprobs) or (order.returns_ids and piece.token_ids)
             if not text and not calls and not told and reason is None:
                 return []

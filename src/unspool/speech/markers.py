@@ -76,15 +76,17 @@ def read_markers(settings: GenerationConfig, info: ModelInfo) -> Markers:
 
 def check_choice(markers: Markers, language: Any, task: Any) -> None:
     """Raise for a language or a task that the model does not have."""
+    if task is not None and task not in TASKS:
+        raise SettingError(f"`task`={task!r:.40} is not known; it is one of {', '.join(TASKS)}")
     if markers.is_multilingual is False and (language is not None or task is not None):
         name, value = ("language", language) if language is not None else ("task", task)
         raise SettingError(
             f"`{name}`={value!r:.40} can't be chosen: this model knows English only. Leave it out, or use a "
             "multilingual model"
         )
-    if task is not None and (task not in TASKS or task not in markers.tasks):
+    if task is not None and task not in markers.tasks:
         has = ", ".join(markers.tasks) or "none: its generation_config.json has no task_to_id"
-        raise SettingError(f"`task`={task!r:.40} is not known; it is one of {', '.join(TASKS)}. This model has {has}")
+        raise SettingError(f"`task`={task!r:.40} can't be chosen: this model has {has}")
     if language is not None and not markers.languages:
         raise SettingError("`language` needs `lang_to_id` in the model's generation_config.json, which has none")
 

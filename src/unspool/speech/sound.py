@@ -89,6 +89,8 @@ def open_stream(stream: BinaryIO, raw_rate: int | None = None, name: str = "the 
         rate = _read_rate(raw_rate)
         return Sound(name, lambda: _convert(_read_raw(stream), rate), None, can_repeat=False)
     head = stream.read(4)
+    if not isinstance(head, bytes | bytearray):
+        raise InputError(f"{name} gives {type(head).__name__}, and a sound is bytes; open the file with 'rb'")
     whole = io.BufferedReader(_Joined(head, stream))
     if head == b"RIFF":
         seen = _Recorder(whole)

@@ -80,6 +80,33 @@ def test_rows_of_a_pair_that_ended_hold_their_padding(name: str, is_native: bool
     assert torch.equal(continued.sequences, theirs.generate(ids, **again).sequences)
 
 
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "forward"])
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_with_tokens_that_have_no_position(seed: int, is_native: bool) -> None:
+    """M2M-100 makes positions of the tokens themselves: padding has none, nor does it count in a pass, but in a cache.
+
+    Without a mask transformers' own turn over a cache masks nothing, so it is given one of ones, which means the same.
+    """
+    theirs, ours = make("m2m_100", seed, "eager"), make_again("m2m_100", seed, "eager")
+    ids, asked = IDS.flip(1), {**ASKED, **ENDLESS, "attention_mask": MASK.flip(1), "max_new_tokens": 7}
+    free = theirs.generate(ids, **asked).sequences
+    asked["eos_token_id"] = next(token for token in free[1, 2:].tolist() if token not in free[0].tolist())
+    expected, found = theirs.generate(ids, **asked), unspool.generate(ours, ids, **asked, native=is_native)
+    assert torch.equal(expected.sequences, found.sequences) and expected.sequences[1, -1] == 0
+    layers = (output.past_key_values.self_attention_cache.layers for output in (expected, found))
+    for one, other in zip(*layers, strict=True):
+        assert torch.allclose(one.keys, other.keys, atol=2e-3, rtol=2e-3)
+        assert torch.allclose(one.values, other.values, atol=2e-3, rtol=2e-3)
+    text = torch.cat((found.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1)
+    again = {**asked, **ENDLESS, "decoder_input_ids": text}
+    anew = unspool.generate(ours, ids, **again, native=is_native)
+    assert torch.equal(anew.sequences, theirs.generate(ids, **again).sequences)
+    ones = {"decoder_attention_mask": torch.ones_like(text)}
+    continued = theirs.generate(ids, past_key_values=expected.past_key_values, **again, **ones)
+    output = unspool.generate(ours, ids, past_key_values=found.past_key_values, **again, native=is_native)
+    assert torch.equal(output.sequences, continued.sequences)
+
+
 @pytest.mark.parametrize("ends", [False, True], ids=["all go on", "one ends"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "qwen3"])
@@ -134,6 +161,35 @@ def test_tokens_that_fsmt_reads_with_a_cache_see_none_behind_them(seed: int) -> 
     text = torch.cat((first.sequences, torch.tensor([[83, 10], [84, 11]])), dim=1)
     again = unspool.generate(ours, source, decoder_input_ids=text, past_key_values=first.past_key_values, **asked)
     assert again.sequences.tolist() == write(text)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("way", ["cache", "mask", "states", "chunks"])
+def test_tokens_that_fsmt_reads_first_see_none_behind_them(way: str, seed: int) -> None:
+    """Over transformers' own cache too, for whatever reason a call needs that one."""
+    theirs, ours = make("fsmt", seed), make_again("fsmt", seed, "sdpa")
+    source, text = torch.tensor([[9, 9, 66, 5], [7, 8, 11, 12]]), torch.tensor([[2, 5, 6, 7], [2, 8, 9, 10]])
+    empty = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    mask = {"decoder_attention_mask": torch.ones_like(text)}
+    given: dict[str, dict[str, Any]] = {
+        "cache": {"past_key_values": empty},
+        "mask": mask,
+        "states": {"output_hidden_states": True},
+        "chunks": {**mask, "prefill_chunk_size": 2},
+    }
+    asked = {**ASKED, **ENDLESS, "attention_mask": torch.ones_like(source), "decoder_input_ids": text}
+    output = unspool.generate(ours, source, **asked, **given[way])
+    assert "over its own cache" in output.stats.path_reason
+    with torch.no_grad():
+        logits = theirs(input_ids=source, decoder_input_ids=output.sequences, use_cache=False).logits
+    assert torch.equal(logits[:, 3:-1].argmax(dim=-1), output.sequences[:, 4:])
+
+
+@pytest.mark.parametrize("refused", [{"use_cache": False}, {"cache_implementation": "static"}], ids=str)
+def test_what_fsmt_can_not_read_in_order_is_refused(refused: dict[str, Any]) -> None:
+    asked = {**ASKED, **ENDLESS, "attention_mask": torch.ones_like(IDS), "output_hidden_states": True}
+    with pytest.raises(unspool.UnspoolError, match=r"see each other|empty columns"):
+        unspool.generate(make_again("fsmt", 0, "sdpa"), IDS, **asked, **refused)
 
 
 @pytest.mark.parametrize("name", ["bart", "marian", "blenderbot", "whisper"])

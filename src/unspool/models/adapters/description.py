@@ -17,6 +17,7 @@ from unspool.protocols import FeatureShape, LayerKind, ModelInfo
 KIND_NAMES: Final[dict[str, LayerKind]] = {"full_attention": "full", "sliding_attention": "sliding"}
 _DYNAMIC_MASKS = "prepare_dynamic_mask"  # of Doge's attention
 _MASK_MAKER = "create_causal_mask"  # since 4.53; it passes a 4-D mask through unchanged
+_POSITION_MAKERS = ("create_position_ids_from_input_ids", "make_positions")  # methods of such tables
 _LAYERS = ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer")
 _HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head")
 _KEY_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
@@ -39,6 +40,7 @@ class Description:
     can_switch: bool = False  # attention weights are available by switching its attention implementation
     attends_itself: bool = True  # by code of its own, which may view keys as those that transformers joins allow
     counts_columns: bool = False  # run as its own generate() runs it, some layers count masked columns: windows
+    uncounted_id: int | None = None  # a token of a pair's texts that has no position, nor counts in those behind it
     lacks_order: bool = False  # tokens of one pass over a cache see each other, so each has a pass of its own
     # Of keys and of values, by layer, where they differ: our caches hold both in the wider one. Passes find them out.
     widths: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -113,6 +115,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
         None,
         can_switch=can_switch,
         attends_itself=attends_itself,
+        uncounted_id=_find_uncounted(model),
         lacks_order=_lacks_order(model),
     )
 
@@ -200,6 +203,15 @@ def _read_sizes(model: Any, config: Any) -> dict[str, Any]:
         if hasattr(config, "ngram") or _lacks_order(model)
         else "",
     }
+
+
+def _find_uncounted(model: Any) -> int | None:
+    """The pad token of a decoder that makes positions of the tokens themselves, as M2M-100's and FSMT's do."""
+    for part in model.get_decoder().modules():
+        if any(hasattr(type(part), name) for name in _POSITION_MAKERS):
+            found = getattr(part, "padding_idx", None)
+            return None if found is None else int(found)
+    return None
 
 
 def _lacks_order(model: Any) -> bool:

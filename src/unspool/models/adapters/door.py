@@ -22,6 +22,7 @@ from unspool.models.adapters.description import (
     reads_states,
 )
 from unspool.models.adapters.kept import find_kept
+from unspool.models.adapters.modules import find_misplaced, walk
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
 from unspool.models.adapters.settings import ObjectSettings, convert_settings, name_static_kind
 from unspool.models.adapters.twin import find_twin, keeps_states
@@ -160,7 +161,7 @@ def open_call(
     if why is not None and unlike:
         why = f"{why}; {unlike}"
     if why is None:
-        reason = _explain_cache(given, settings) if native else ""
+        reason = _explain_cache(model, given, settings) if native else ""
         twin, reason = (None, reason) if reason or not native else find_twin(model)
         if twin is not None:
             return twin
@@ -219,6 +220,11 @@ def _explain_adapter(model: Any, inputs: Any, given: Mapping[str, Any], settings
             return f"{kind} is given input_features"
         if core.counts_columns and _has_padding(inputs, given, settings):
             return f"{kind} counts positions by columns, padding among them"
+        if _has_uncounted(core, given):
+            return f"{kind} does not count pad tokens among positions"
+        misplaced = find_misplaced(walk(model))
+        if misplaced is not None:
+            return misplaced
     except UnsupportedError as error:
         if not getattr(model, "can_generate", lambda: False)():
             raise
@@ -238,13 +244,21 @@ def _explain_parts(model: Any) -> str | None:
     return None
 
 
-def _explain_cache(given: Mapping[str, Any], settings: GenerationConfig) -> str:
+def _explain_cache(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str:
     """Why the cache of a call must have keys in the object's own order, which a native model's have not."""
     if given.get("past_key_values") is not None:
         return "past_key_values are of its own forward"
     if settings.return_dict_in_generate and settings.cache_implementation not in (None, "dynamic"):
         return f"a {settings.cache_implementation} cache is returned"
+    if settings.return_dict_in_generate and adapt(model).description.uncounted_id is not None:
+        return "a cache is returned, and rows that end first have no positions for the padding in it"
     return ""
+
+
+def _has_uncounted(core: Adapted, given: Mapping[str, Any]) -> bool:
+    """Whether the beginning of a text holds a token that has no position."""
+    uncounted, text = core.description.uncounted_id, given.get("decoder_input_ids")
+    return uncounted is not None and isinstance(text, torch.Tensor) and bool(text.eq(uncounted).any())
 
 
 def _has_padding(inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from unspool.errors import UnspoolError
 from unspool.models.adapters.adapted import set_evaluating
 from unspool.models.adapters.kept import find_kept
+from unspool.models.adapters.modules import find_misplaced, walk
 from unspool.models.encoder_decoder.model import EncoderDecoder
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.mamba import MambaFamily
@@ -179,7 +180,7 @@ def _mark(model: nn.Module) -> list[Any]:
     config hold. On a CPU a number of each parameter is looked at too: what is written through `.data` has no version,
     and a native model may hold copies there."""
     made: list[Any] = []
-    for part in _walk(model).values():
+    for part in walk(model).values():
         for one in part._parameters.values():
             if one is not None:
                 made += (*_mark_tensor(one), _sample(one))
@@ -189,23 +190,6 @@ def _mark(model: nn.Module) -> list[Any]:
         made += [value for name, value in part.__dict__.items() if type(value) in _NUMBERS and name != "training"]
     config = getattr(model, "config", None)
     return [*made, repr(getattr(config, "__dict__", None))]
-
-
-def _walk(model: nn.Module) -> dict[str, nn.Module]:
-    """A model's modules by their names, each once.
-
-    Every call looks at all of them, and torch's own walk takes ten times as long.
-    """
-    found, seen, ahead = dict[str, nn.Module](), set[int](), [("", model)]
-    while ahead:
-        name, part = ahead.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        found[name] = part
-        before = name and f"{name}."
-        ahead += [(before + inside, one) for inside, one in part._modules.items() if one is not None]
-    return found
 
 
 def _mark_tensor(tensor: torch.Tensor) -> tuple[int, int]:
@@ -230,7 +214,7 @@ def _explain(model: Any) -> str:
         return "its weights are quantised"
     if getattr(model, "_hf_peft_config_loaded", False) or getattr(model, "peft_config", None):
         return "it has adapters (PEFT)"
-    parts = _walk(model)
+    parts = walk(model)
     for name, part in parts.items():
         where = name or kind.__name__
         if not type(part).__module__.startswith(("transformers.", "torch.")):
@@ -239,6 +223,9 @@ def _explain(model: Any) -> str:
             return f"{where} has hooks"
         if "forward" in part.__dict__:
             return f"the forward of {where} was replaced"
+    misplaced = find_misplaced(parts)
+    if misplaced is not None:
+        return misplaced
     held = [one for part in parts.values() for one in part._parameters.values() if one is not None]
     if any(parameter.is_inference() for parameter in held):
         return "its parameters were made in inference mode, in which torch does not count what is written"

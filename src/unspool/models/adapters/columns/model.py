@@ -289,7 +289,8 @@ class ColumnModel(AdaptedModel):
             if cache.keeps_past and columns.num_read:
                 return self._run(cache, width, want, is_first=False)
         num_unread = columns.width - columns.num_read
-        if columns.num_read and (cache.keeps_states or self.description.lacks_order):  # behind what a given cache holds
+        is_behind = columns.num_read > 0 and cache.keeps_states  # what a given cache holds
+        if is_behind or self.description.lacks_order:
             return self._run_singly(cache, num_unread, want, is_first=False)
         return self._run(cache, num_unread, want, is_first=True)
 
