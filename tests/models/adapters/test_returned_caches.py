@@ -105,6 +105,8 @@ def test_texts_with_tokens_that_have_no_position(seed: int, is_native: bool) -> 
     continued = theirs.generate(ids, past_key_values=expected.past_key_values, **again, **ones)
     output = unspool.generate(ours, ids, past_key_values=found.past_key_values, **again, native=is_native)
     assert torch.equal(output.sequences, continued.sequences)
+    one = unspool.generate(ours, ids[:1], **{**asked, "attention_mask": None}, native=is_native)
+    assert (one.stats.path == found.stats.path) != is_native  # one text has no padding behind its end
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["all go on", "one ends"])

@@ -161,7 +161,7 @@ def open_call(
     if why is not None and unlike:
         why = f"{why}; {unlike}"
     if why is None:
-        reason = _explain_cache(model, given, settings) if native else ""
+        reason = _explain_cache(model, inputs, given, settings) if native else ""
         twin, reason = (None, reason) if reason or not native else find_twin(model)
         if twin is not None:
             return twin
@@ -244,15 +244,23 @@ def _explain_parts(model: Any) -> str | None:
     return None
 
 
-def _explain_cache(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str:
+def _explain_cache(model: Any, inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str:
     """Why the cache of a call must have keys in the object's own order, which a native model's have not."""
     if given.get("past_key_values") is not None:
         return "past_key_values are of its own forward"
     if settings.return_dict_in_generate and settings.cache_implementation not in (None, "dynamic"):
         return f"a {settings.cache_implementation} cache is returned"
-    if settings.return_dict_in_generate and adapt(model).description.uncounted_id is not None:
+    may_pad = settings.return_dict_in_generate and not _is_one_text(inputs, given, settings)
+    if may_pad and adapt(model).description.uncounted_id is not None:
         return "a cache is returned, and rows that end first have no positions for the padding in it"
     return ""
+
+
+def _is_one_text(inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> bool:
+    """Whether a call writes one text alone, behind whose end nothing is padded."""
+    sources = [inputs, given.get("input_ids"), given.get("inputs_embeds")]
+    rows = {len(one) for one in sources if isinstance(one, torch.Tensor)}
+    return rows == {1} and settings.num_beams in (None, 1) and settings.num_return_sequences in (None, 1)
 
 
 def _has_uncounted(core: Adapted, given: Mapping[str, Any]) -> bool:
