@@ -227,7 +227,7 @@ class Run:
             "sequences": self.sequences(),
             "scores": record.scores,
             "logits": record.logits,
-            "past_key_values": self.cache.give_out(),
+            "past_key_values": self.cache.give_out(self.reasons),
             "stats": self.stats,
         }
         fields |= self._result().fields | self.parts.readout.result(self.emitted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
+from unspool.cache import BEAMS_LEFT, Cache, DynamicCache, EncoderDecoderCache, MambaCache
 from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.call import Plan
 from unspool.plan.prompt_shape import PromptShape
@@ -60,6 +60,8 @@ def read_cache(cache: Any, lengths: list[int], source_lengths: list[int] | None,
             f"a {type(cache).__name__} moves keys to other positions, and a {info.family} model's are learned one by "
             "one; use a model with rotary positions or ALiBi, or a DynamicCache"
         )
+    if cache.lengths and cache.beams_left == tuple(cache.lengths):
+        raise SettingError(BEAMS_LEFT)
     if cache.lengths and len(cache.lengths) != len(lengths):
         raise SettingError(
             f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}; give the rows that "
