@@ -45,6 +45,9 @@ REFUSED = (
     r"and a window of the model is \(rows",  # force_unique_generate_call
     "`use_cache` is only supported for `decoder_input_ids` of length 1",  # ProphetNet's forward
     "This model does not support the quantized cache",  # the object's forward over its own cache
+    "embeddings and the other prompt's tokens are read in two passes",  # guidance, and states of one pass
+    "its cache can't roll back so far",  # the states of a draft model that has another tokenizer
+    "past_key_values are what a beam search left",
     "so its inputs belong to the prompts alone",  # guidance of an object whose own cache or states are returned
 )
 
@@ -53,13 +56,16 @@ def has_no_reference(call: Call) -> bool:
     """Whether transformers has no answer to compare with: a method that it dropped, or one that it gets wrong."""
     if call.strategy == "guidance" and (call.is_pair or call.model in (*STATES, "roberta") or call.has_beams):
         return True  # its other rows have no encoder, no states, other positions, and do not follow the beams
+    if len(set(map(len, call.extras.get("negative", ())))) > 1:
+        return True  # it counts the padding of a negative prompt as positions
     if models.DEVICE != "cpu" and "watermarking_config" in call.settings:
         return True  # its green lists come from the device's own generator
     if call.is_pair and "prefill_chunk_size" in call.settings and call.mask is not None:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
     if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
         return True  # its states do not follow the beams
-    if call.model == "fsmt" and ("again" in call.extras or call.strategy in ("lookup", "assisted")):
+    reads_several = bool({"again", "begun"} & call.extras.keys()) or call.strategy in ("lookup", "assisted")
+    if call.model == "fsmt" and reads_several:
         return True  # several tokens that it reads in one pass see each other
     if call.model in ("fsmt", "led", "prophetnet") and call.is_static:
         return True  # it writes something else then, or fails
@@ -70,11 +76,13 @@ def has_no_reference(call: Call) -> bool:
         return True  # it stacks the outputs of rows that were written anew, or fails; ours are in `segments`
     if call.is_packed:
         return True  # it has such caches with other packages alone
+    if call.is_pair and call.mask is None and call.seen is not None:
+        return True  # it reads the pad tokens of a source without a mask as tokens, which 4.52 did not
     if call.has_empty_rows:
         return True  # it masks all of them; ours refuses them, or reads them as tokens
     if _joins_tokens(call) and call.seen is not None and any(row != sorted(row) for row in call.seen):
         return True  # it sees the pad tokens in a row's holes as tokens of the text
-    if (call.model in WINDOWS or call.model == "mpt") and call.has_hidden_holes:
+    if (call.model in WINDOWS or call.model == "mpt") and (call.has_hidden_holes or "leaves out" in call.extras):
         return True  # its windows and biases count masked columns
     reads_source = any(name.startswith("encoder_") for name in call.settings)
     if reads_source and (call.embeds != "none" or call.has_beams):
@@ -106,6 +114,8 @@ def differs(call: Call, way: str, found: str) -> bool:
     has_holes = call.seen is not None and any(row != sorted(row) for row in call.seen)
     if call.model in ("mamba", "mamba2") and way == "native" and has_holes:
         return True  # a masked token is as if it were not there; transformers' states go on over it
+    if call.model in WINDOWS and "leaves out" in call.extras and way != "native":
+        return True  # windows over a cache of transformers count the padding of rows that had ended
     if call.has_hidden_holes and found.startswith("told"):
         return True  # a streamer is told the prompt as it was given; transformers was asked with pad tokens in front
     if call.model == "mpt" and (call.is_right_padded or call.has_hidden_holes) and way == "adapter":
@@ -113,8 +123,8 @@ def differs(call: Call, way: str, found: str) -> bool:
     if call.sounds and call.has_beams and re.search("(attentions|hidden_states|scores|logits) of step", found):
         return True  # it keeps one beam's for each row, whichever stands in the row's place
     heat = call.settings.get("temperature")
-    if len(call.sounds) > 1 and call.has_beams and isinstance(heat, tuple) and len(heat) > 1 and "wrote" in found:
-        return True  # beams of rows that may be written anew depend on the other rows there; a row alone gets ours
+    if call.sounds and call.has_beams and isinstance(heat, tuple) and len(heat) > 1 and "wrote" in found:
+        return True  # behind a window of any row that was written anew it goes on without beams
     if call.settings.get("return_segments") and "returned a dict for a Generate" in found:
         return True  # it leaves out the segments that were asked for, unless there are timestamps
     is_odd = "masked" in call.extras and any(frames % 2 for frames in call.sounds)
@@ -127,8 +137,9 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # one token may be written first, and all beams but one stand at -1e9
     if "again" in call.extras and call.is_pair and "returned [] more and ['encoder_" in found:
         return True  # an encoder whose keys are in the cache is not run again
-    if "again" in call.extras and call.is_pair and re.search("(attentions|hidden_states) of step 0", found):
-        return True  # theirs have read all of the text in that step, ours what was new
+    reads_all = "again" in call.extras and (call.is_pair or has_no_reference(call))
+    if reads_all and re.search("(attentions|hidden_states) of step 0", found):
+        return True  # what was compared with has read all of the text in that step, ours what was new
     if "again" in call.extras and way == "native" and "have the shape" in found:
         return True  # native caches hold no padding of rows that ended, so more is read anew
     cuts_keys = call.model in WINDOWS or call.is_static
