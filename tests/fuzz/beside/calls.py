@@ -313,8 +313,8 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, settings: dict[str, 
         extras["processor"] = rng.randrange(VOCAB)
     if rng.random() < 0.1:
         extras["criterion"] = sorted(rng.sample(range(VOCAB), 12))
-    is_one = num_rows == 1 and "num_return_sequences" not in settings
-    if is_one and strategy in ("greedy", SAMPLING, "lookup", "assisted") and rng.random() < 0.3:
+    is_drafted = strategy in turns.DRAFTED
+    if (strategy in ("greedy", SAMPLING) or (is_drafted and num_rows == 1)) and rng.random() < 0.3:
         extras["streamer"] = True
 
 

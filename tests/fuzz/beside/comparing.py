@@ -46,6 +46,20 @@ def compare(call: Call, theirs: Answer, ours: Answer, *, way: str) -> str | None
     return found
 
 
+def find_missing_word(call: Call, answer: Answer) -> str | None:
+    """What differs if no text of a row holds all words that it must hold; others may fill up the list."""
+    words = [*call.settings.get("force_words_ids", ()), *call.extras.get("constraints", ())]
+    for texts in answer.sequences.reshape(-1, call.copies, answer.sequences.shape[1]).tolist() if words else ():
+        if not any(all(_has_word(text, word) for word in words) for text in texts):
+            return f"wrote {texts} without {words}"
+    return None
+
+
+def _has_word(text: list[int], word: list[Any]) -> bool:
+    either = [word] if isinstance(word[0], int) else word
+    return any(text[place : place + len(one)] == one for one in either for place in range(len(text)))
+
+
 def _join(told: list[Any]) -> list[Any]:
     """What a streamer was told, token by token: drafts are as long as a drafter likes."""
     return [one for value in told for one in (value if isinstance(value, list) else [value])]

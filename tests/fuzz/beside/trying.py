@@ -11,7 +11,7 @@ import torch
 
 from tests.fuzz.beside import known, models
 from tests.fuzz.beside.calls import OUR_KINDS, Call
-from tests.fuzz.beside.comparing import compare
+from tests.fuzz.beside.comparing import compare, find_missing_word
 from tests.fuzz.beside.ways import WAYS, Answer, run_ours, run_theirs
 
 SHRINK_SECONDS = 3.0  # of CPU time
@@ -57,13 +57,15 @@ def try_call(call: Call) -> list[Unlike]:
         if sound is None:
             return []
         theirs = sound if "again" not in call.extras else _begin_anew(call) or sound
-    found = {way: _find_unlike(call, way, theirs, answer) for way, answer in ours.items() if answer is not theirs}
+    found = {way: _find_unlike(call, way, theirs, answer) for way, answer in ours.items()}
     return [unlike for unlike in found.values() if unlike is not None]
 
 
 def _find_unlike(call: Call, way: str, theirs: Answer, answer: Answer) -> Unlike | None:
     if answer.error is not None:
         return None if known.refuses(call, way, answer.error) else Unlike(way, "refused", str(answer.error))
+    if (missing := find_missing_word(call, answer)) is not None:
+        return Unlike(way, "missing", missing)
     found = compare(call, theirs, answer, way=way)
     if found is None or known.differs(call, way, found):
         return None
