@@ -47,6 +47,7 @@ REFUSED = (
     "This model does not support the quantized cache",  # the object's forward over its own cache
     "embeddings and the other prompt's tokens are read in two passes",  # guidance, and states of one pass
     "its cache can't roll back so far",  # the states of a draft model that has another tokenizer
+    "reads the source with an encoder of its own",  # a draft model, which was not given the source
     "past_key_values (are what a beam search left|hold . rows and the prompt has)",
     "so its inputs belong to the prompts alone",  # guidance of an object whose own cache or states are returned
 )
@@ -78,6 +79,8 @@ def has_no_reference(call: Call) -> bool:
         return True  # it has such caches with other packages alone
     if call.is_pair and call.mask is None and call.seen is not None:
         return True  # it reads the pad tokens of a source without a mask as tokens, which 4.52 did not
+    if call.has_beams and "again" in call.extras:
+        return True  # it goes on with the beams that its search left, whichever sequences it returned
     if call.has_empty_rows:
         return True  # it masks all of them; ours refuses them, or reads them as tokens
     if _joins_tokens(call) and call.seen is not None and any(row != sorted(row) for row in call.seen):
