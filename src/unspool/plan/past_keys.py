@@ -98,6 +98,8 @@ def check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
     """Raise if a cache that was given has too little room for a call."""
     room = cache.room
     needed = shape.longest_read + plan.max_new_tokens - 1 + plan.num_candidates  # else the last token is never read
+    if plan.guidance_scale is not None and shape.has_embeds:
+        needed = max(needed, shape.longest_read + 1)  # the other prompt is read in a pass behind the embeddings
     num_rows, held_rows = 2 * shape.num_rows, getattr(cache, "max_batch_size", None)
     if plan.guidance_scale is not None and held_rows is not None and held_rows < num_rows:
         raise SettingError(

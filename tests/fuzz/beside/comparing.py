@@ -47,11 +47,11 @@ def compare(call: Call, theirs: Answer, ours: Answer, *, way: str) -> str | None
 
 
 def find_missing_word(call: Call, answer: Answer) -> str | None:
-    """What differs if no text of a row holds all words that it must hold; others may fill up the list."""
+    """What differs if a row's text is without a word that it must hold; of several texts, others may be returned."""
     words = [*call.settings.get("force_words_ids", ()), *call.extras.get("constraints", ())]
-    for texts in answer.sequences.reshape(-1, call.copies, answer.sequences.shape[1]).tolist() if words else ():
-        if not any(all(_has_word(text, word) for word in words) for text in texts):
-            return f"wrote {texts} without {words}"
+    for text in answer.sequences.tolist() if call.copies == 1 else ():
+        if not all(_has_word(text, word) for word in words):
+            return f"wrote {text} without {words}"
     return None
 
 

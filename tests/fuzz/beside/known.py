@@ -23,6 +23,7 @@ MORE = (
     "a window is read for ever",
     "Whisper expects the mel input features to be of length",  # of short ones whose language is to be found
     "IndexError: index . is out of bounds for dimension 0",  # times of sounds, if one of several was read to its end
+    r"Expected parameter logits .* of distribution Categorical",  # `top_h` over one token that is left
     "Passing both `cache_implementation` .* and `past_key_values`",  # of the assistant, in its own code
 )
 # What ours refuses because it would be without effect, or can't be; transformers warns, or ignores it.
@@ -63,6 +64,9 @@ def has_no_reference(call: Call) -> bool:
         return True  # its green lists come from the device's own generator
     if call.is_pair and "prefill_chunk_size" in call.settings and call.mask is not None:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
+    has_padding = call.seen is not None and not all(map(all, call.seen))
+    if call.model in STATES and has_padding and call.settings.get("prefill_chunk_size") == 1:
+        return True  # a chunk of padding alone goes into its states
     if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
         return True  # its states do not follow the beams
     reads_several = bool({"again", "begun"} & call.extras.keys()) or call.strategy in ("lookup", "assisted")
@@ -121,8 +125,9 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # windows over a cache of transformers count the padding of rows that had ended
     if (call.has_hidden_holes or call.is_right_padded) and found.startswith("told"):
         return True  # a streamer is told the prompt as it was given; transformers was asked with pad tokens in front
-    if call.model == "mpt" and (call.is_right_padded or call.has_hidden_holes) and way == "adapter":
-        return True  # the object's biases count masked columns
+    has_gaps = call.is_right_padded or call.has_hidden_holes or has_holes
+    if (call.model == "mpt" and has_gaps and way == "adapter") or (call.model == "roformer" and has_gaps):
+        return True  # the object's forward takes no positions, and counts masked columns
     if call.sounds and call.has_beams and re.search("(attentions|hidden_states|scores|logits) of step", found):
         return True  # it keeps one beam's for each row, whichever stands in the row's place
     heat = call.settings.get("temperature")
@@ -141,8 +146,8 @@ def differs(call: Call, way: str, found: str) -> bool:
     if "again" in call.extras and call.is_pair and "returned [] more and ['encoder_" in found:
         return True  # an encoder whose keys are in the cache is not run again
     reads_all = "again" in call.extras and (call.is_pair or has_no_reference(call))
-    if reads_all and re.search("(attentions|hidden_states) of step 0", found):
-        return True  # what was compared with has read all of the text in that step, ours what was new
+    if reads_all and re.search("(attentions|hidden_states) of step 0|^past_key_values", found):
+        return True  # what was compared with has read all of the text in that step, into a cache of its own
     has_own_cache = way == "native" or call.settings.get("cache_implementation") in OUR_KINDS
     if "again" in call.extras and has_own_cache and "have the shape" in found:
         return True  # our caches hold no padding of rows that ended, so more is read anew
@@ -154,6 +159,7 @@ def differs(call: Call, way: str, found: str) -> bool:
     is_drafted = call.strategy in ("lookup", "assisted")
     if is_drafted and ("attentions" in found or "hidden_states" in found):
         return True  # ours are those of the call without drafts; transformers cuts its passes at other tokens
-    if is_drafted and "criterion" in call.extras and "wrote" in found:
+    has_criterion = "criterion" in call.extras or {"stop_strings", "max_time"} & call.settings.keys()
+    if is_drafted and has_criterion and "wrote" in found:
         return True  # transformers asks a criterion at the end of a draft alone
     return "watermarking_config" in call.settings and "-inf, -3.40" in found
