@@ -124,4 +124,6 @@ def test_what_cannot_be_healed_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(SettingError, match="rewrites a decoder's prompt of tokens"):
         embeds = model.embed(torch.tensor([[1, 2]]))
         generate(model, inputs_embeds=embeds, token_healing=True, tokenizer=tokenizer)
+    with pytest.raises(SettingError, match="forces the token behind the first"):
+        generate(model, [[5]], token_healing=True, tokenizer=tokenizer, forced_bos_token_id=3)
     assert model.num_passes == 0

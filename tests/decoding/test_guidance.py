@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conformance.cases import load_model
 from tests.decoding.test_sampling import critical
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
 from unspool import generate, stream
 from unspool.api.starting import start
 from unspool.cache import Cache, DynamicCache, StaticCache
+from unspool.errors import SettingError
 from unspool.protocols import LAST, Forward, Want
 
 ROWS = [[3, 4, 5, 6], [7], [8, 9], [11, 4, 2, 6, 5]]
@@ -315,6 +317,25 @@ def test_embeddings_beside_a_negative_prompt_of_tokens(way: dict[str, Any]) -> N
         **settings,
     )
     assert found.tolist() == [decode_slowly(model, *pair, 1.7, 6) for pair in zip(ROWS, NEGATIVE, strict=True)]
+
+
+@pytest.mark.parametrize("num_new", [1, 2, 3])
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_cache_with_room_for_the_longer_text_takes_embeddings_and_the_other_prompt(
+    num_new: int, is_given: bool
+) -> None:
+    model = load_model("llama").model
+    embeds = torch.randn(1, 7, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    given: dict[str, Any] = {"inputs_embeds": embeds, "negative_prompt_ids": torch.tensor([[9, 8, 7, 6]])}
+    settings: dict[str, Any] = {"guidance_scale": 1.7, "max_new_tokens": num_new, "eos_token_id": None}
+    room = 7 + max(1, num_new - 1)
+    own = {"past_key_values": StaticCache(model.config, max_batch_size=2, max_cache_len=room)} if is_given else {}
+    found = generate(model, **given, **settings, **(own or {"cache_implementation": "static"}))
+    assert found.tolist() == generate(model, **given, **settings).tolist()
+    if is_given:
+        small = StaticCache(model.config, max_batch_size=2, max_cache_len=room - 1)
+        with pytest.raises(SettingError, match=f"needs {room}, 1 more"):
+            generate(model, **given, **settings, past_key_values=small)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import torch
 
 import unspool
 from tests.conformance.cases import GOLDENS, load_model
-from tests.fuzz.calls import Call
+from tests.fuzz import texts
+from tests.fuzz.calls import VOCAB, Call
 from tests.fuzz.findings import Difference
 from unspool.decoding.randomness import derive_seed, draw_uniform
 from unspool.errors import NoTokenLeftError, UnfulfilledError, UnspoolError
@@ -27,7 +29,12 @@ OUTPUTS = {"return_dict_in_generate": True, "output_scores": True}
 
 @lru_cache(maxsize=32)
 def load(name: str) -> unspool.LanguageModel:
-    """A model of the goldens, loaded once in a process; "adapted X" runs X through transformers."""
+    """A model of the goldens, loaded once in a process; "adapted X" runs X through transformers, "spelled X" has a
+    tokenizer."""
+    if name.startswith("spelled "):
+        lm = copy.copy(load_model(name.removeprefix("spelled ")))
+        lm.tokenizer = texts.make_tokenizer(VOCAB)
+        return lm
     if name.startswith("adapted "):
         return unspool.load(GOLDENS / "models" / name.removeprefix("adapted "), native=False)
     return load_model(name)
@@ -35,13 +42,13 @@ def load(name: str) -> unspool.LanguageModel:
 
 @dataclass(frozen=True)
 class Found:
-    """What a call gave: tokens, reasons and log-probabilities, one list for each row; or its refusal."""
+    """What a call gave: tokens, reasons, log-probabilities and texts, one for each row; or its refusal."""
 
     tokens: list[list[int]]
     reasons: list[str]
     logprobs: list[list[float]] | None = None
     refusal: UnspoolError | None = None
-    num_passes: int = 0
+    texts: list[str] | None = None
 
 
 @contextmanager
@@ -82,7 +89,7 @@ def generate(call: Call, **more: Any) -> Found:
     """Make a call by `lm.generate`."""
     result = load(call.model).generate(call.rows, **call.settings, **more)
     logprobs = None if result.logprobs is None else [[one.logprob for one in row] for row in result.logprobs]
-    return Found(result.token_ids, result.finish_reasons, logprobs)
+    return Found(result.token_ids, result.finish_reasons, logprobs, texts=result.texts)
 
 
 def stream(call: Call) -> Found:
@@ -90,12 +97,13 @@ def stream(call: Call) -> Found:
     num_rows = len(call.rows) * call.copies
     tokens: list[list[int]] = [[] for _ in range(num_rows)]
     logprobs: list[list[float]] = [[] for _ in range(num_rows)]
-    reasons = [""] * num_rows
+    written, reasons = [""] * num_rows, [""] * num_rows
     for piece in load(call.model).stream(call.rows, **call.settings):
         tokens[piece.row] += piece.token_ids
+        written[piece.row] += str(piece)
         logprobs[piece.row] += [one.logprob for one in piece.logprobs]
         reasons[piece.row] = piece.finish_reason or reasons[piece.row]
-    return Found(tokens, reasons, logprobs if "logprobs" in call.settings else None)
+    return Found(tokens, reasons, logprobs if "logprobs" in call.settings else None, texts=written)
 
 
 def from_file(folder: Path) -> Callable[[Call], Found]:
@@ -128,7 +136,9 @@ def select(found: Found, rows: list[int], copies: int) -> Found:
         return found
     index = [row * copies + copy for row in rows for copy in range(copies)]
     logprobs = None if found.logprobs is None else [found.logprobs[place] for place in index]
-    return Found([found.tokens[place] for place in index], [found.reasons[place] for place in index], logprobs)
+    picked = None if found.texts is None else [found.texts[place] for place in index]
+    tokens, reasons = [found.tokens[place] for place in index], [found.reasons[place] for place in index]
+    return Found(tokens, reasons, logprobs, texts=picked)
 
 
 def check(call: Call, one: Found, other: Found, *, what: str, alike: bool = True) -> None:
@@ -149,6 +159,8 @@ def check(call: Call, one: Found, other: Found, *, what: str, alike: bool = True
             continue
         if one.reasons[row] != other.reasons[row]:
             raise Difference(f"{what}: row {row} ended by {one.reasons[row]} and {other.reasons[row]}\n{call}")
+        if one.texts is not None and other.texts is not None and one.texts[row] != other.texts[row]:
+            raise Difference(f"{what}: row {row} reads {one.texts[row]!r} and {other.texts[row]!r}\n{call}")
         if one.logprobs is None or other.logprobs is None:
             continue
         for mine_told, theirs_told in zip(one.logprobs[row], other.logprobs[row], strict=True):

@@ -89,6 +89,21 @@ def test_functions_get_the_calls_settings(lm: Any) -> None:
         lm.generate([5, 6], custom_generate=method)
 
 
+def test_functions_get_what_transformers_prepares(theirs: Any) -> None:
+    def method(model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, **kwargs: Any) -> Any:
+        scores = logits_processor(
+            input_ids, model(input_ids, attention_mask=kwargs.get("attention_mask")).logits[:, -1]
+        )
+        return scores, stopping_criteria(input_ids, scores), kwargs.get("attention_mask")
+
+    padded = torch.tensor([[0, 5, 6, 7], [9, 10, 11, 12]])
+    settings: dict[str, Any] = {"pad_token_id": 0, "repetition_penalty": 1.7, "max_new_tokens": 3, "do_sample": False}
+    for ids in (padded, padded[1:]):
+        found = unspool.generate(theirs, ids, custom_generate=method, **settings)
+        expected = theirs.generate(ids, custom_generate=method, **settings)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_code_needs_trust(lm: Any, tmp_path: Path) -> None:
     folder = write_recipe(tmp_path / "recipe", f"raise SystemExit\n{GREEDY}")
     with pytest.raises(SettingError, match="trust_remote_code=True only") as caught:

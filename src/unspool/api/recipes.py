@@ -8,6 +8,7 @@ from typing import Any
 
 from unspool.api.core import Holder, as_model, find_object
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.decoding.prompts import mark_columns
 from unspool.decoding.run import Run
 from unspool.errors import SettingError
 from unspool.models.adapters import find_settings, read_settings
@@ -51,7 +52,8 @@ def run_recipe(
     It gets `model`, `input_ids`, a `generation_config` in which the model's, the caller's and the call's settings are
     merged, and everything else by its name. Arguments that are None are passed only if the function names them. With a
     transformers object, a function that the call was given (not a folder) gets the processors and criteria that the
-    settings make, if it names them: `start` prepares a run of the usual loop.
+    settings make, if it names them, and the mask that pad tokens in a prompt without one stand for: `start` prepares a
+    run of the usual loop.
     """
     trusts = kwargs.pop("trust_remote_code", None)
     if trusts not in (None, True, False):
@@ -68,6 +70,9 @@ def run_recipe(
         parts = start(model, None, config, **known, **settings).parts
         made = {"logits_processor": parts.processors, "stopping_criteria": parts.criteria}
         arguments |= {name: made[name] for name in named}
+        is_masked = "attention_mask" in arguments or parts.model.info.is_encoder_decoder
+        if not is_masked and _takes_mask(function) and not (mask := mark_columns(parts.prompts)).all():
+            arguments["attention_mask"] = mask.long()
     arguments["generation_config"] = _merge(model, config, settings)
     shown = (
         model if isinstance(model, Holder) or find_object(model) is not None else RecipeModel(as_model(model), generate)
@@ -101,6 +106,10 @@ def _lay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 def _list_names(function: Any) -> set[str]:
     return {one.name for one in _list_parameters(function) if one.kind is not one.VAR_KEYWORD}
+
+
+def _takes_mask(function: Any) -> bool:
+    return any(one.name == "attention_mask" or one.kind is one.VAR_KEYWORD for one in _list_parameters(function))
 
 
 def _list_parameters(function: Any) -> list[inspect.Parameter]:

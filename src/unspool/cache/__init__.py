@@ -17,6 +17,7 @@ from unspool.cache.contract.capabilities import (
     TRIAL,
     UNDO,
 )
+from unspool.cache.contract.row_changes import BEAMS_LEFT
 from unspool.cache.dynamic import DynamicCache
 from unspool.cache.encoder_decoder import EncoderDecoderCache
 from unspool.cache.entry import CacheKindEntry, KeyShape
@@ -42,6 +43,7 @@ from unspool.cache.views.branching import BranchedKeys, BranchingCache, branch_r
 from unspool.cache.views.forked import ForkedCache
 
 __all__ = [
+    "BEAMS_LEFT",
     "BRANCH",
     "BRANCH_SOURCE",
     "DIVIDE",

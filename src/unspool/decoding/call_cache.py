@@ -131,12 +131,19 @@ class CallCache:
         tokens = [*parts.prompts.list_tokens()[0], *emitted[0]]
         return tokens[: cache.lengths[0]], cache
 
-    def give_out(self) -> Any:
-        """What an output object returns: rows with all their keys, or the reference's tuples; None if none are kept."""
+    def give_out(self, reasons: Sequence[str | None]) -> Any:
+        """What an output object returns: rows with all their keys, or the reference's tuples; None if none are kept.
+
+        `reasons` say why what is returned ended: a search that was cut at its length leaves the sequences' own keys.
+        """
         settings = self._parts.settings
         if settings.use_cache is False or self.held is None:  # the latter: stopped before it began
             return None
         cache: Any = self.held.merge()
+        plan = self._parts.plan
+        is_in_order = plan.strategy == "beams" and not plan.do_sample  # groups and draws are sorted at the end
+        if plan.num_beams > 1 and not (is_in_order and all(reason == "length" for reason in reasons)):
+            cache.beams_left = tuple(cache.lengths)
         if settings.return_legacy_cache and LEGACY in cache.can:
             return cache.to_legacy_cache()
         return cache

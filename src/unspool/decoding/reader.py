@@ -156,7 +156,7 @@ class Reader:
         forward: Forward | None = None
         first = 0
         while first < num_new:
-            size = min(self._find_chunk(counts, first), longest or num_new)
+            size = min(self._find_chunk(counts, first), longest or num_new, self._find_room(starts) or num_new)
             part = slice(first, min(first + size, num_new))
             real = [min(max(count - first, 0), part.stop - first) for count in counts]
             asked = self.want if want is None else want
@@ -176,6 +176,12 @@ class Reader:
                 starts = list(self.cache.lengths)
         assert forward is not None
         return forward
+
+    def _find_room(self, starts: Sequence[int]) -> int | None:
+        """How many positions a pass may have where the longest row has no room for all of them: guidance reads other
+        prompts behind embeddings, and the columns of rows that read nothing lie past their ends."""
+        room = self.cache.room if min(starts) < max(starts) else None
+        return None if room is None else max(1, room - max(starts))
 
     def _find_chunk(self, counts: Sequence[int], first: int) -> int:
         """How many positions each row reads in the pass that begins at its `first` new one."""

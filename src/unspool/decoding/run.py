@@ -29,7 +29,7 @@ from unspool.decoding.run_parts import prepare_parts
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, make_drafter
 from unspool.decoding.tails import prepare_draws
-from unspool.errors import ResourceError
+from unspool.errors import ResourceError, UnsupportedError
 from unspool.outputs import GenerateOutput, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Answer, Model, SourceAnswer
@@ -146,8 +146,11 @@ class Run:
         parts = self.parts
         plan, prompts, settings, hooks = parts.plan, parts.prompts, parts.settings, parts.hooks
         cache = self.cache.open(self.open_cache, self.answer_source)
-        if parts.divides_rows:
-            cache.require(DIVIDE)  # a model may make another cache than the kind's
+        if parts.divides_rows and DIVIDE not in cache.can:  # a model may make another cache than the kind's
+            raise UnsupportedError(
+                f"`low_memory` reads beams in parts, and the cache of a {parts.model.info.family} model "
+                f"({type(cache).__name__}) can't divide rows; leave `low_memory` out"
+            )
         if plan.drafting is not None:
             check_cache(plan.drafting, cache)
         rows = Rows(prompts, plan.pad_token_id)
@@ -227,7 +230,7 @@ class Run:
             "sequences": self.sequences(),
             "scores": record.scores,
             "logits": record.logits,
-            "past_key_values": self.cache.give_out(),
+            "past_key_values": self.cache.give_out(self.reasons),
             "stats": self.stats,
         }
         fields |= self._result().fields | self.parts.readout.result(self.emitted)

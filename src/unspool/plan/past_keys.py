@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, MambaCache
+from unspool.cache import BEAMS_LEFT, Cache, DynamicCache, EncoderDecoderCache, MambaCache
 from unspool.errors import SettingError, UnsupportedError
 from unspool.plan.call import Plan
 from unspool.plan.prompt_shape import PromptShape
@@ -60,6 +60,8 @@ def read_cache(cache: Any, lengths: list[int], source_lengths: list[int] | None,
             f"a {type(cache).__name__} moves keys to other positions, and a {info.family} model's are learned one by "
             "one; use a model with rotary positions or ALiBi, or a DynamicCache"
         )
+    if cache.lengths and cache.beams_left == tuple(cache.lengths):
+        raise SettingError(BEAMS_LEFT)
     if cache.lengths and len(cache.lengths) != len(lengths):
         raise SettingError(
             f"past_key_values hold {len(cache.lengths)} rows and the prompt has {len(lengths)}; give the rows that "
@@ -96,6 +98,8 @@ def check_room(cache: Cache, plan: Plan, shape: PromptShape) -> None:
     """Raise if a cache that was given has too little room for a call."""
     room = cache.room
     needed = shape.longest_read + plan.max_new_tokens - 1 + plan.num_candidates  # else the last token is never read
+    if plan.guidance_scale is not None and shape.has_embeds:
+        needed = max(needed, shape.longest_read + 1)  # the other prompt is read in a pass behind the embeddings
     num_rows, held_rows = 2 * shape.num_rows, getattr(cache, "max_batch_size", None)
     if plan.guidance_scale is not None and held_rows is not None and held_rows < num_rows:
         raise SettingError(

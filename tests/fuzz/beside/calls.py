@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.beside import models, sounds
+from tests.fuzz import texts
+from tests.fuzz.beside import models, sounds, turns
 from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, SPEECH, STATES, USUAL, USUAL_PAIRS, WINDOWS
 from tests.fuzz.beside.models import PAD, VOCAB
 
@@ -77,6 +78,19 @@ class Call:
         return int(self.settings.get("num_return_sequences", 1))
 
     @property
+    def num_read(self) -> int:
+        """The columns of the sequences that are no answer."""
+        if self.is_pair:
+            return len(self.extras["begun"][0]) if "begun" in self.extras else 1
+        return 0 if self.embeds == "alone" else len(self.ids[0])
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end a row: end tokens, and those of a criterion."""
+        told = self.settings.get("eos_token_id", models.make(self.model, self.seed).config.eos_token_id)
+        return [*(told if isinstance(told, list | tuple) else [told]), *self.extras.get("criterion", [])]
+
+    @property
     def is_right_padded(self) -> bool:
         """Whether a decoder's row ends in masked columns, after which transformers goes on from padding."""
         return not self.is_pair and self.seen is not None and any(row[-1] == 0 for row in self.seen)
@@ -117,6 +131,8 @@ def draw(rng: Random) -> Call:
     settings |= {"do_sample": False}
     extras: dict[str, Any] = {}
     _draw_strategy(rng, strategy, num_rows, settings, extras)
+    if name in PAIRS and extras.get("assistant") == "another's text":
+        extras["assistant"] = "another"
     for processor in rng.sample(sorted(PROCESSORS), rng.choice([0, 0, 1, 1, 2, 3])):
         settings |= PROCESSORS[processor](rng)
     if rng.random() < 0.7:
@@ -125,11 +141,11 @@ def draw(rng: Random) -> Call:
         settings["pad_token_id"] = rng.randrange(VOCAB)
     _draw_cache(rng, name, strategy, settings)
     _draw_outputs(rng, settings)
-    _draw_extras(rng, strategy, num_rows, extras)
+    _draw_extras(rng, strategy, num_rows, settings, extras)
     if rng.random() < 0.15 and not {"max_length", "max_new_tokens"} <= settings.keys():  # theirs says one length
         extras["config"] = [name for name in CALLED if name in settings and rng.random() < 0.5]
     embeds = "none"
-    if rng.random() < 0.15 and strategy not in ("lookup", "assisted", "guidance"):
+    if rng.random() < 0.15 and strategy != "assisted":
         embeds = rng.choice(["alone", "with ids"]) if name not in PAIRS else "alone"
     if embeds != "none" and name not in PAIRS:
         for unlike in ("use_cache", "prefill_chunk_size"):  # transformers keeps a cache, and reads ids in chunks
@@ -137,8 +153,14 @@ def draw(rng: Random) -> Call:
         if "max_length" in settings:
             del settings["max_length"]  # transformers counts the columns of embeddings in a way of its own
             settings["max_new_tokens"] = 4
+    if name in PAIRS and rng.random() < 0.2 and strategy != "guidance":
+        start = models.make(name, 0).config.decoder_start_token_id
+        width = rng.randint(1, 3)
+        extras["begun"] = [[start, *_draw_ids(rng, width)] for _ in ids]
+        if "max_length" in settings:
+            settings["max_length"] += width
     if embeds == "none" and name not in STATES:
-        _draw_turn(rng, strategy, num_rows, settings, extras, is_pair=name in PAIRS)
+        turns.draw_turn(rng, strategy, num_rows, settings, extras, is_pair=name in PAIRS)
     attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
     if name in STATES:
         settings.pop("output_attentions", None)
@@ -225,7 +247,7 @@ def _draw_strategy(rng: Random, strategy: str, num_rows: int, settings: dict[str
     if strategy == "groups":
         settings |= {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": rng.choice([0.5, 2.0])}
     if strategy == "forced words":
-        settings["force_words_ids"] = [_draw_ids(rng, rng.randint(1, 2))]
+        _draw_words(rng, settings, extras)
     if strategy == "contrastive":
         settings |= {"penalty_alpha": rng.choice([0.3, 0.7]), "top_k": rng.randint(2, 5)}
     if strategy == "dola":
@@ -235,13 +257,14 @@ def _draw_strategy(rng: Random, strategy: str, num_rows: int, settings: dict[str
         if rng.random() < 0.5:
             settings["max_matching_ngram_size"] = rng.randint(1, 3)
     if strategy == "assisted":
-        extras["assistant"] = rng.choice(["itself", "another"])
+        extras["assistant"] = rng.choice(["itself", "another", "another's text"])
         if rng.random() < 0.5:
             settings["num_assistant_tokens"] = rng.randint(1, 6)
     if strategy == "guidance":
         settings["guidance_scale"] = rng.choice([0.5, 1.5, 3.0])
         if rng.random() < 0.5:
-            extras["negative"] = [_draw_ids(rng, rng.randint(1, 5))] * num_rows
+            num = rng.randint(1, 5)
+            extras["negative"] = [_draw_ids(rng, rng.choice([num, rng.randint(1, num)])) for _ in range(num_rows)]
         if rng.random() < 0.2:
             settings["num_beams"] = 2
 
@@ -266,34 +289,33 @@ def _draw_outputs(rng: Random, settings: dict[str, Any]) -> None:
                 settings[name] = True
 
 
-def _draw_extras(rng: Random, strategy: str, num_rows: int, extras: dict[str, Any]) -> None:
+def _draw_words(rng: Random, settings: dict[str, Any], extras: dict[str, Any]) -> None:
+    """Words that must be written: as a setting, or as objects."""
+    words: list[Any] = [_draw_ids(rng, rng.randint(1, 2)) for _ in range(rng.choice([1, 1, 2]))]
+    if rng.random() < 0.3:
+        words[0] = [words[0], [rng.randrange(3, VOCAB)]]  # either
+    if rng.random() < 0.4:
+        extras["constraints"] = words
+    else:
+        settings["force_words_ids"] = words
+    if rng.random() < 0.3:
+        settings["num_return_sequences"] = rng.randint(2, settings["num_beams"])
+
+
+def _draw_extras(rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any]) -> None:
     if rng.random() < 0.1:
-        extras["allowed"] = sorted(rng.sample(range(VOCAB), 40))
+        extras["allowed"] = [sorted(rng.sample(range(VOCAB), 40)) for _ in range(rng.choice([1, 3]))]
+    if rng.random() < 0.1:
+        settings["stop_strings"] = texts.draw_stops(rng)
+    if rng.random() < 0.05:
+        settings["max_time"] = rng.choice([1e-9, 1e6])
     if rng.random() < 0.1:
         extras["processor"] = rng.randrange(VOCAB)
     if rng.random() < 0.1:
         extras["criterion"] = sorted(rng.sample(range(VOCAB), 12))
-    if num_rows == 1 and strategy in ("greedy", "lookup", "assisted") and rng.random() < 0.3:
+    is_drafted = strategy in turns.DRAFTED
+    if (strategy in ("greedy", SAMPLING) or (is_drafted and num_rows == 1)) and rng.random() < 0.3:
         extras["streamer"] = True
-
-
-def _draw_turn(
-    rng: Random, strategy: str, num_rows: int, settings: dict[str, Any], extras: dict[str, Any], *, is_pair: bool
-) -> None:
-    """A text that is continued with the cache of the first answer, and tokens of the caller's behind it.
-
-    An encoder-decoder may be given the states of its encoder, and both kinds a cache with room for all of the text.
-    """
-    keeps = settings.get("use_cache", True) and "static" not in settings.get("cache_implementation", "")
-    is_plain = strategy == "greedy" or (strategy in ("lookup", "assisted") and num_rows == 1)
-    has_room = "max_new_tokens" in settings and "max_length" not in settings
-    if has_room and is_plain and keeps and "streamer" not in extras and rng.random() < 0.4:
-        settings["return_dict_in_generate"] = True
-        extras["again"] = _draw_ids(rng, rng.randint(1, 3))
-        if is_pair and rng.random() < 0.3:
-            extras["states"] = True
-        if strategy == "greedy" and "cache_implementation" not in settings and rng.random() < 0.4:
-            extras["room"] = 64
 
 
 PROCESSORS: dict[str, Any] = {

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.beside import models
 from tests.fuzz.beside.calls import BEAM_SAMPLING, OUR_KINDS, Call
 from tests.fuzz.beside.families import STATES
 from tests.fuzz.beside.models import VOCAB
-from tests.fuzz.beside.ways import Answer, count_prompt
+from tests.fuzz.beside.turns import mark_answers
+from tests.fuzz.beside.ways import Answer
 
 ROUNDING = {"atol": 5e-3, "rtol": 2e-3}
 STEPS = ("scores", "logits")
@@ -44,6 +44,20 @@ def compare(call: Call, theirs: Answer, ours: Answer, *, way: str) -> str | None
     if found is None and is_reference and way != "native" and "past_key_values" in named:
         return _compare_caches(call, theirs.output.past_key_values, ours.output.past_key_values)
     return found
+
+
+def find_missing_word(call: Call, answer: Answer) -> str | None:
+    """What differs if a row's text is without a word that it must hold; of several texts, others may be returned."""
+    words = [*call.settings.get("force_words_ids", ()), *call.extras.get("constraints", ())]
+    for text in answer.sequences.tolist() if call.copies == 1 else ():
+        if not all(_has_word(text, word) for word in words):
+            return f"wrote {text} without {words}"
+    return None
+
+
+def _has_word(text: list[int], word: list[Any]) -> bool:
+    either = [word] if isinstance(word[0], int) else word
+    return any(text[place : place + len(one)] == one for one in either for place in range(len(text)))
 
 
 def _join(told: list[Any]) -> list[Any]:
@@ -84,23 +98,15 @@ def _compare_fields(call: Call, theirs: Any, ours: Any) -> str | None:
 
 def _mark_live(call: Call, output: Any) -> list[torch.Tensor]:
     """For every step, the rows that count: those that have not ended, or that a returned sequence came through."""
-    width = _count_read(output) if call.sounds else count_prompt(call)
-    steps = output.sequences.shape[1] - width
-    rows = []
     if "beam_indices" in output:
         indices = output.beam_indices
-        for step in range(indices.shape[1]):
-            found = indices[:, step]
-            rows.append(found[found >= 0].unique())
-        return rows
+        return [found[found >= 0].unique() for found in indices.unbind(dim=1)]
+    width = _count_read(output) if call.sounds or "again" in call.extras else call.num_read
+    steps = output.sequences.shape[1] - width
     if call.has_beams:
         return [torch.zeros(0, dtype=torch.long)] * steps
-    ends = _find_ends(call)
-    live = torch.ones(len(output.sequences), dtype=torch.bool)
-    for step in range(steps):
-        rows.append(live.nonzero()[:, 0])
-        live = live & ~torch.isin(output.sequences[:, width + step], ends)
-    return rows
+    live = mark_answers(call, output.sequences, width)
+    return [rows.nonzero()[:, 0] for rows in live.unbind(dim=1)]
 
 
 def _count_read(output: Any) -> int:
@@ -152,12 +158,6 @@ def _compare_results(call: Call, theirs: Any, ours: Any) -> str | None:
         if found:
             return f"result's scores {found}"
     return _compare_results(call, theirs["sequences"], ours["sequences"])
-
-
-def _find_ends(call: Call) -> torch.Tensor:
-    told = call.settings.get("eos_token_id", models.make(call.model, call.seed).config.eos_token_id)
-    ends = list(told) if isinstance(told, list | tuple) else [told]
-    return torch.tensor(ends + list(call.extras.get("criterion", [])))
 
 
 def _compare_steps(theirs: Any, ours: Any, live: list[torch.Tensor]) -> str | None:

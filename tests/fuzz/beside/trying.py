@@ -11,11 +11,12 @@ import torch
 
 from tests.fuzz.beside import known, models
 from tests.fuzz.beside.calls import OUR_KINDS, Call
-from tests.fuzz.beside.comparing import compare
-from tests.fuzz.beside.ways import WAYS, Answer, count_prompt, run_ours, run_theirs
+from tests.fuzz.beside.comparing import compare, find_missing_word
+from tests.fuzz.beside.ways import WAYS, Answer, run_ours, run_theirs
 
 SHRINK_SECONDS = 3.0  # of CPU time
 SHAKES = 6
+ROWS = {"negative", "begun"}  # extras with one item for each row
 EXTREME = ("t5", "mt5", "umt5")  # their logits are of hundreds, so rounding decides which of their beams come first
 
 
@@ -39,7 +40,8 @@ class Unlike:
 def try_call(call: Call) -> list[Unlike]:
     """The differences between transformers and ours that are not known.
 
-    Methods that the installed transformers has not are compared between our own ways.
+    Methods that the installed transformers has not are compared between our own ways; their second turns with those
+    that begin anew.
     """
     ours = {way: answer for way in WAYS if (answer := run_ours(call, way)) is not None}
     raised = {way: answer.error for way, answer in ours.items() if answer.error is not None and not answer.is_ours}
@@ -54,14 +56,16 @@ def try_call(call: Call) -> list[Unlike]:
     if theirs is None:
         if sound is None:
             return []
-        theirs = sound
-    found = {way: _find_unlike(call, way, theirs, answer) for way, answer in ours.items() if answer is not theirs}
+        theirs = sound if "again" not in call.extras else _begin_anew(call) or sound
+    found = {way: _find_unlike(call, way, theirs, answer) for way, answer in ours.items()}
     return [unlike for unlike in found.values() if unlike is not None]
 
 
 def _find_unlike(call: Call, way: str, theirs: Answer, answer: Answer) -> Unlike | None:
     if answer.error is not None:
         return None if known.refuses(call, way, answer.error) else Unlike(way, "refused", str(answer.error))
+    if (missing := find_missing_word(call, answer)) is not None:
+        return Unlike(way, "missing", missing)
     found = compare(call, theirs, answer, way=way)
     if found is None or known.differs(call, way, found):
         return None
@@ -73,10 +77,16 @@ def _is_unsteady(call: Call, way: str, theirs: Answer, ours: Answer) -> bool:
     attention = "eager" if call.settings.get("output_attentions") else call.attention
     for number in range(SHAKES):
         model = models.make_shaken(call.model, call.seed, number, attention)
-        again = run_ours(call, "adapter", model) if known.has_no_reference(call) else _ask(call, ours, model)
+        again = _begin_anew(call, model) if known.has_no_reference(call) else _ask(call, ours, model)
         if again is not None and again.error is None and compare(call, theirs, again, way=way) is not None:
             return True
     return False
+
+
+def _begin_anew(call: Call, model: Any = None) -> Answer | None:
+    """Our own answer, by an object's forward, whose second turn has no cache; None where there is none."""
+    answer = run_ours(call, "adapter", model, begins_anew=True)
+    return answer if answer is not None and answer.error is None else None
 
 
 def try_devices(call: Call, device: str) -> list[Unlike]:
@@ -110,7 +120,7 @@ def _ask(call: Call, ours: Answer | None, model: Any = None) -> Answer:
         return run_theirs(call, model, ours)
     theirs = run_theirs(turn_round(call), model, ours)
     if theirs.error is None:
-        width = count_prompt(call)
+        width = call.num_read
         theirs.sequences[:, :width] = torch.tensor(call.ids)[:, :width].repeat_interleave(call.copies, dim=0)
     return theirs
 
@@ -143,18 +153,21 @@ def shrink(call: Call, unlike: Unlike) -> tuple[Call, Unlike]:
 
 def _list_smaller(call: Call) -> Iterator[Call]:
     for name in call.extras:
-        yield replace(call, extras={key: value for key, value in call.extras.items() if key != name})
+        left_out = {"again": ("again", "then", "leaves out", "room", "states")}.get(name, (name,))
+        if name != "then":  # or the second turn draws too
+            kept = {key: value for key, value in call.extras.items() if key not in left_out}
+            yield replace(call, extras=kept)
     for name in call.settings:
         if name not in ("do_sample", "max_new_tokens", *call.extras.get("config", ())):
             yield replace(call, settings={key: value for key, value in call.settings.items() if key != name})
     if len(call.ids) > 1:
         for row in range(len(call.ids)):
-            kept = [other for other in range(len(call.ids)) if other != row]
-            mask = None if call.mask is None else [call.mask[other] for other in kept]
+            rows = [other for other in range(len(call.ids)) if other != row]
+            mask = None if call.mask is None else [call.mask[other] for other in rows]
             extras = dict(call.extras)
-            if "negative" in extras:
-                extras["negative"] = [extras["negative"][other] for other in kept]
-            yield replace(call, ids=[call.ids[other] for other in kept], mask=mask, extras=extras)
+            for name in ROWS.intersection(extras):
+                extras[name] = [extras[name][other] for other in rows]
+            yield replace(call, ids=[call.ids[other] for other in rows], mask=mask, extras=extras)
     if len(call.sounds) > 1 and not isinstance(call.settings.get("language"), list):
         for row in range(len(call.sounds)):
             yield replace(call, sounds=[frames for other, frames in enumerate(call.sounds) if other != row])

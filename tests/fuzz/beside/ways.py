@@ -12,14 +12,16 @@ import torch
 import transformers
 
 import unspool
+from tests.fuzz import texts
 from tests.fuzz.beside import models
 from tests.fuzz.beside.calls import SAMPLING, Call, make_inputs
+from tests.fuzz.beside.turns import DRAFTS, continue_text, stop_at_strings
 from unspool.errors import SettingError, UnspoolError
 
 WAYS = ("native", "object", "adapter")
 SEED = 1234
 OVERRIDDEN = {"max_new_tokens": 3, "repetition_penalty": 1.7, "top_k": 7, "eos_token_id": 5}
-DRAFTS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens")
+DRAFTERS = ("assistant_model", "assistant_tokenizer", *DRAFTS)
 
 
 @dataclass
@@ -101,24 +103,50 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
         source = {name: given.pop(name) for name in ("input_ids", "attention_mask") if name in given}
         given |= {name: mask for name, mask in source.items() if name == "attention_mask"}
         given["encoder_outputs"] = models.make(call.model, call.seed).get_encoder()(**source)
+    if "begun" in call.extras:
+        given["decoder_input_ids"] = torch.tensor(call.extras["begun"], device=models.DEVICE)
     if "room" in call.extras:
         given |= make_room(call, model)
     if "allowed" in call.extras:
-        given["prefix_allowed_tokens_fn"] = lambda row, ids: call.extras["allowed"]
+        allowed = call.extras["allowed"]
+        given["prefix_allowed_tokens_fn"] = lambda row, ids: allowed[(row + int(ids.sum())) % len(allowed)]
     if "processor" in call.extras:
         given["logits_processor"] = transformers.LogitsProcessorList([add_bias(call.extras["processor"])])
     if "criterion" in call.extras:
         given["stopping_criteria"] = transformers.StoppingCriteriaList([stop_at(call.extras["criterion"])])
     if "negative" in call.extras:
-        given["negative_prompt_ids"] = torch.tensor(call.extras["negative"], device=models.DEVICE)
+        given |= make_negative(call.extras["negative"])
     if "assistant" in call.extras:
         given["assistant_model"] = assistant
+    if "constraints" in call.extras:
+        given["constraints"] = [make_constraint(word) for word in call.extras["constraints"]]
+    is_translated = call.extras.get("assistant") == "another's text"
+    is_object = isinstance(model, transformers.PreTrainedModel)
+    make_tokenizer = texts.make_reference_tokenizer if is_object else texts.make_tokenizer
+    if is_translated or "stop_strings" in call.settings:
+        given["tokenizer"] = make_tokenizer(models.VOCAB)
+    if is_translated:
+        given["assistant_tokenizer"] = make_tokenizer(models.VOCAB, order=1)
     if isinstance(mark := given.get("watermarking_config"), dict):
         kind = "SynthIDTextWatermarkingConfig" if "keys" in mark else "WatermarkingConfig"
         given["watermarking_config"] = getattr(transformers, kind)(**mark)
     if "config" in call.extras:
         take_config(call, given, model)
     return given, told
+
+
+def make_negative(rows: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Negative prompts, padded on the left to the longest; a mask where there is padding."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[models.PAD] * (longest - len(row)) + row for row in rows], device=models.DEVICE)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=models.DEVICE)
+    is_even = all(len(row) == longest for row in rows)
+    return {"negative_prompt_ids": ids} | ({} if is_even else {"negative_prompt_attention_mask": mask})
+
+
+def make_constraint(word: list[Any]) -> unspool.Constraint:
+    """A word that must be written, or one of several."""
+    return unspool.PhrasalConstraint(word) if isinstance(word[0], int) else unspool.DisjunctiveConstraint(word)
 
 
 def make_room(call: Call, model: Any) -> dict[str, Any]:
@@ -138,7 +166,7 @@ def take_config(call: Call, given: dict[str, Any], model: Any) -> None:
     """Move the settings into a config of the model's library; those that the call names stay, and differ there."""
     kind = transformers if isinstance(model, transformers.PreTrainedModel) else unspool
     # What the second turn of a call leaves out stays in the call.
-    stays = (*DRAFTS, *(name for name in call.settings if name.startswith("cache_")))
+    stays = (*DRAFTS, "stop_strings", *(name for name in call.settings if name.startswith("cache_")))
     moved = [name for name in call.settings if name in given and name not in stays]
     told = {name: given.pop(name) for name in moved}
     for name in call.extras["config"]:
@@ -146,8 +174,11 @@ def take_config(call: Call, given: dict[str, Any], model: Any) -> None:
     given["generation_config"] = kind.GenerationConfig(**told)
 
 
-def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
-    """A call by one of `WAYS`, of another `model` if one is given; None where there is no native model."""
+def run_ours(call: Call, way: str, model: Any = None, *, begins_anew: bool = False) -> Answer | None:
+    """A call by one of `WAYS`, of another `model` if one is given; None where there is no native model.
+
+    If it `begins_anew` a second turn reads all of the text, without the cache of the first.
+    """
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
     if way == "native":
         model, assistant = models.load(call.model, call.seed), models.load(call.model, other)
@@ -167,7 +198,10 @@ def run_ours(call: Call, way: str, model: Any = None) -> Answer | None:
     try:
         output = unspool.generate(model, **given)
         if "again" in call.extras:
-            output = unspool.generate(model, **continue_text(call, given, output))
+            given = continue_text(call, given, output)
+            if begins_anew:
+                del given["past_key_values"]
+            output = unspool.generate(model, **given)
     except Exception as error:
         return Answer(error=error)
     return Answer(bring_home(output), streamed=told.told)
@@ -185,19 +219,6 @@ def bring_home(value: Any) -> Any:
         if isinstance(value[name], torch.Tensor | tuple):
             setattr(value, name, bring_home(value[name]))
     return value
-
-
-def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, Any]:
-    """The arguments of the call that goes on behind an answer and the caller's next tokens, with the answer's cache."""
-    more = torch.tensor([call.extras["again"]], device=models.DEVICE).expand(len(output.sequences), -1)
-    ids = torch.cat((output.sequences, more), dim=1)
-    given = {name: value for name, value in given.items() if not name.startswith("cache_")}
-    if call.is_pair:
-        return {**given, "decoder_input_ids": ids, "past_key_values": output.past_key_values}
-    seen = torch.ones_like(ids)
-    if call.seen is not None:
-        seen[:, : len(call.seen[0])] = torch.tensor(call.seen)
-    return {**given, "input_ids": ids, "attention_mask": seen, "past_key_values": output.past_key_values}
 
 
 @dataclass(eq=False)  # transformers may compile what calls it, and looks it up by its hash
@@ -232,7 +253,7 @@ def say_one_length(call: Call) -> Call:
     if not {"max_length", "max_new_tokens"} <= call.settings.keys():
         return call
     settings = dict(call.settings)
-    room = settings.pop("max_length") - (0 if call.sounds else count_prompt(call))
+    room = settings.pop("max_length") - (0 if call.sounds else call.num_read)
     return call.change(settings={**settings, "max_new_tokens": min(room, settings["max_new_tokens"])})
 
 
@@ -248,11 +269,16 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
         given, told = make_arguments(call, model, assistant)
     except ValueError as error:
         return Answer(error=error)
-    if "again" in call.extras:  # its drafts are checked as if the cache that was given held nothing
-        given = {name: value for name, value in given.items() if name not in ("assistant_model", *DRAFTS)}
+    if "again" in call.extras or call.embeds != "none" or call.extras.get("assistant") == "another's text":
+        # Its drafts are checked as if the cache that was given held nothing, and over the ids beside embeddings.
+        given = {name: value for name, value in given.items() if name not in DRAFTERS}
+    if "stop_strings" in given:
+        criterion = stop_at_strings(given.pop("stop_strings"))
+        given["stopping_criteria"] = transformers.StoppingCriteriaList([*given.get("stopping_criteria", []), criterion])
+    given.pop("tokenizer", None)
     drawn = None
     if call.strategy == SAMPLING and ours is not None and ours.error is None:
-        drawn = Drawn(ours.sequences[:, count_prompt(call) :])
+        drawn = Drawn(ours.sequences[:, call.num_read :])
     torch.manual_seed(0)
     try:
         with drawing(drawn):
@@ -265,8 +291,3 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
     except Exception as error:
         return Answer(error=error)
     return Answer(bring_home(output), streamed=told.told)
-
-
-def count_prompt(call: Call) -> int:
-    """The columns of the sequences that are no answer."""
-    return 1 if call.is_pair else 0 if call.embeds == "alone" else len(call.ids[0])

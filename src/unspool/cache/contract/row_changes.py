@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -12,11 +12,18 @@ from unspool.cache.contract.capabilities import JOIN, ROLL_BACK, SELECT_ROWS, TR
 from unspool.cache.contract.copies import Copyable
 from unspool.errors import SettingError
 
+BEAMS_LEFT: Final = (
+    "past_key_values are what a beam search left: their rows are the beams of its last step, and what it "
+    "returned had ended before or stands in another order; pass the whole text without them, or choose the rows first "
+    "(cache.select_rows(…), or batch_select_indices(…) of transformers' caches)"
+)
+
 
 class RowChanges(Copyable, Capable):
     """What can be done with the rows of a cache between two passes."""
 
     rolls_back_exactly: bool = True  # a row that is rolled back holds what it held then, bit by bit
+    beams_left: tuple[int, ...] | None = None  # the lengths of its rows, if a beam search left them as its last beams
 
     # --- going back --------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -58,6 +65,7 @@ class RowChanges(Copyable, Capable):
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows: row `i` becomes what row `index[i]` was."""
         self.require(SELECT_ROWS)
+        self.beams_left = None
         if not self.lengths or list(index) == list(range(len(self.lengths))):
             return  # nothing held yet, or nothing moves
         self._select_listed(index)

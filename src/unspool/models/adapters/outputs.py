@@ -11,6 +11,7 @@ import torch
 
 from unspool.cache import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from unspool.models.adapters.adapted import AdaptedModel
+from unspool.models.adapters.columns.held import mark_beams
 from unspool.models.adapters.columns.state import ColumnCache
 from unspool.models.adapters.twin import find_copies, find_turned
 from unspool.outputs import GenerateOutput
@@ -33,6 +34,8 @@ def dress_output(output: GenerateOutput, core: Any, mask: torch.Tensor | None) -
     widths = core.description.widths if isinstance(core, AdaptedModel) else {}
     past = values.get("past_key_values")
     values["past_key_values"] = dress_cache(past, mask, find_turned(core), widths, find_copies(core))
+    if isinstance(past, Cache) and past.beams_left is not None:
+        mark_beams(values["past_key_values"])
     made = kind(**{name: value for name, value in values.items() if name in own})
     for name, value in values.items():
         if name not in own:

@@ -37,6 +37,11 @@ OF_CALL = (
                 lambda facts: facts.shape.has_cache,
                 "{token_healing} chooses the last token again, and past_key_values may hold it; give one",
             ),
+            CallPair(
+                "forced_bos_token_id",
+                "{token_healing} begins a prompt of one token anew with the start token, and {forced_bos_token_id} "
+                "forces the token behind the first; give one",
+            ),
         ),
     ),
 )

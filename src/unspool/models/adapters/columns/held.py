@@ -6,15 +6,18 @@ where none does, a copy of some of the states shows that it happened.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from unspool.errors import UnsupportedError
+from unspool.cache import BEAMS_LEFT
+from unspool.errors import SettingError, UnsupportedError
 from unspool.models.adapters.columns.inner import Inner
 
 _PLACE = "_unspool_held"  # attribute of a cache
+_BEAMS = "_unspool_beams"  # another
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,34 @@ def count_held(past: Any) -> int:
             f"the {type(past).__name__} that was given holds states alone, which do not say how many tokens they "
             f"have read{since}; pass the text without it, or the cache that unspool's generate() returned"
         ) from error
+
+
+def mark_beams(past: Any) -> None:
+    """Write down in a cache of transformers that its rows are the beams that a search left."""
+    if (keys := _find_keys(past)) is not None:
+        setattr(past, _BEAMS, weakref.ref(keys))
+
+
+def check_rows(past: Any, rows: int) -> None:
+    """Raise for a cache of transformers that holds other rows than the prompt's; reordering makes new keys."""
+    keys = _find_keys(past)
+    if keys is None or not count_held(past):
+        return
+    left: weakref.ref[torch.Tensor] | None = getattr(past, _BEAMS, None)
+    if left is not None and left() is keys:
+        raise SettingError(BEAMS_LEFT)
+    if len(keys) != rows:
+        raise SettingError(
+            f"past_key_values hold {len(keys)} rows and the prompt has {rows}; give the rows that they were filled "
+            "with, or select some with cache.batch_select_indices(…)"
+        )
+
+
+def _find_keys(past: Any) -> torch.Tensor | None:
+    """The keys of the first layer that has any."""
+    layers = getattr(getattr(past, "self_attention_cache", past), "layers", ())
+    found = (getattr(layer, "keys", None) for layer in layers)
+    return next((keys for keys in found if isinstance(keys, torch.Tensor) and keys.dim() == 4), None)
 
 
 def list_tensors(value: Any) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import name_failures
-from unspool.models.adapters.columns.held import count_held
+from unspool.models.adapters.columns.held import check_rows, count_held
 from unspool.models.adapters.columns.model import CallInputs, ColumnModel
 from unspool.models.adapters.columns.state import CACHE_NAMES, Columns
 from unspool.models.adapters.description import describe_loosely
@@ -117,6 +117,7 @@ def _lay_out(
     rows, shown = ids.shape[0], ids
     past = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
     held = count_held(past)
+    check_rows(past, rows)
     embeds = None if is_pair else kwargs.get("inputs_embeds")
     width = ids.shape[1] if embeds is None else embeds.shape[1]
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] > width:
