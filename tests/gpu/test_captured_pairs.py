@@ -134,7 +134,8 @@ def test_parts_of_attention_in_the_next_product(
 
     Blocks of 64 keys and more are those of `held_attention` in 16 bits, for heads from 32 numbers on.
     """
-    from unspool.kernels.gpu.attention.parted_attention import PartedAttention, PartedTiling
+    from unspool.kernels.gpu.attention.output_parts import PartedTiling
+    from unspool.kernels.gpu.attention.parted_attention import PartedAttention
     from unspool.kernels.gpu.attention.split_attention import HeadShape
     from unspool.kernels.gpu.products.parts_product import multiply_parts
     from unspool.kernels.gpu.products.row_product import RowTiling

@@ -126,7 +126,7 @@ def read_plainly(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | N
 @pytest.mark.parametrize(("heads", "width", "splits"), [(16, 64, 4), (20, 64, 6), (8, 32, 4)])
 @pytest.mark.parametrize("block", [32, 64])
 def test_an_attention_in_parts(length: int, heads: int, width: int, splits: int, block: int) -> None:
-    from unspool.kernels.gpu.attention.parted_attention import PartedTiling
+    from unspool.kernels.gpu.attention.output_parts import PartedTiling
 
     dtype, inputs = torch.bfloat16, heads * width
     queries, keys = random(1, 3 * inputs, dtype=dtype), random(1, length + 1, 2, heads, width, dtype=dtype)
@@ -156,7 +156,7 @@ def test_several_rows_of_an_attention_in_parts(
     rows: int, sets: int, heads: int, width: int, block: int, splits: int, writes: bool, dtype: torch.dtype
 ) -> None:
     """Each row reads what it reads alone, to the bit; and a product adds its parts up."""
-    from unspool.kernels.gpu.attention.parted_attention import PartedTiling
+    from unspool.kernels.gpu.attention.output_parts import PartedTiling
 
     if writes:
         sets = rows

@@ -13,7 +13,8 @@ import triton
 
 from unspool.kernels.activations import find_activation
 from unspool.kernels.gpu.attention.cross_attention import CrossAttention
-from unspool.kernels.gpu.attention.parted_attention import PartedAttention, Parts
+from unspool.kernels.gpu.attention.output_parts import Parts
+from unspool.kernels.gpu.attention.parted_attention import PartedAttention
 from unspool.kernels.gpu.attention.split_attention import HeadShape
 from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.gpu.products.activations import CODES

@@ -9,19 +9,17 @@ Written in Gluon, Triton's lower language, which lets a kernel say how its numbe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from unspool.kernels.gpu.attention.output_parts import PartedTiling, Parts
 from unspool.kernels.gpu.attention.split_attention import UNIT
 from unspool.kernels.gpu.gluon_launching import ask_for, let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import LINE_BYTES, launch, launch_options
-
-if TYPE_CHECKING:
-    from unspool.kernels.gpu.attention.parted_attention import PartedTiling, Parts
 
 KEYS: Final = 16  # of a warp in a tile
 MOST_QUERIES: Final = 8  # of one set of keys: columns of one product of the tensor cores

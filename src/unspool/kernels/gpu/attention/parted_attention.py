@@ -8,13 +8,13 @@ Hopper, the kernel is `held_attention`'s, which knows several rows too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 
+from unspool.kernels.gpu.attention.output_parts import PartedTiling, Parts
 from unspool.kernels.gpu.attention.split_attention import UNIT, HeadShape
 from unspool.kernels.gpu.launching import (
     LINE_BYTES,
@@ -31,32 +31,10 @@ NARROWEST: Final = 16  # numbers per head
 _HELD_WIDTHS: Final = (32, 64, 128)  # numbers per head that `held_attention` takes
 
 
-@dataclass(frozen=True, slots=True)
-class PartedTiling:
-    """How keys are split: keys per tile, the most programs per head, and their warps."""
-
-    block: int
-    splits: int
-    warps: int
-
-
 OWN: Final = PartedTiling(64, 4, 4)
 OTHERS: Final = PartedTiling(128, 4, 4)
 OTHERS_OF_SOUND: Final = PartedTiling(256, 8, 8)  # Whisper: 1,500 positions
 HELD_OF_SOUND: Final = PartedTiling(256, 6, 4)  # the same for `held_attention`
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the programs of an attention found: outputs of their own keys, and how to weigh them."""
-
-    values: torch.Tensor  # (rows, splits, heads, width)
-    stats: (
-        torch.Tensor
-    )  # (rows, 2, splits, heads) float32: the highest scores, and the sums of weights relative to them
-    lengths: torch.Tensor  # (rows / rows_each,): keys, from which follows how many of the splits there are
-    block: int
-    rows_each: int = 1  # rows that read the same keys
 
 
 @triton.jit

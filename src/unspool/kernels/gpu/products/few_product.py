@@ -24,7 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from unspool.kernels.gpu.attention.held_attention import divide_keys
-from unspool.kernels.gpu.attention.parted_attention import Parts
+from unspool.kernels.gpu.attention.output_parts import Parts
 from unspool.kernels.gpu.gluon_launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.products.activations import NONE

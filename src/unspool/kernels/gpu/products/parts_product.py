@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention.parted_attention import Parts, divide_keys
+from unspool.kernels.gpu.attention.output_parts import Parts
+from unspool.kernels.gpu.attention.parted_attention import divide_keys
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.row_product import RowTiling, load_ahead, load_tile
 from unspool.kernels.gpu.products.tilings import choose_tiling

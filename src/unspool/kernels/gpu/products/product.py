@@ -35,7 +35,7 @@ from unspool.kernels.gpu.products.words import Words, rounds_inputs
 from unspool.kernels.gpu.products.words_product import MOST_ROWS, multiply_words, unpack_words
 
 if TYPE_CHECKING:
-    from unspool.kernels.gpu.attention.parted_attention import Parts
+    from unspool.kernels.gpu.attention.output_parts import Parts
     from unspool.kernels.gpu.products.few_product import FewTiling
     from unspool.kernels.gpu.products.staged_product import StagedTiling
 

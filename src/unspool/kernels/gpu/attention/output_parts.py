@@ -1,0 +1,27 @@
+"""The output of an attention in parts, one for each program that read a part of the keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PartedTiling:
+    """How keys are split: keys per tile, the most programs per head, and their warps."""
+
+    block: int
+    splits: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the programs of an attention found: outputs of their own keys, and how to weigh them."""
+
+    values: torch.Tensor  # (rows, splits, heads, width)
+    stats: torch.Tensor  # (rows, 2, splits, heads) float32: the highest scores, and the weights' sums relative to them
+    lengths: torch.Tensor  # (rows / rows_each,): keys, from which follows how many of the splits there are
+    block: int
+    rows_each: int = 1  # rows that read the same keys
