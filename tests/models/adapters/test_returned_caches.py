@@ -59,23 +59,36 @@ def test_rows_that_ended_hold_their_padding(name: str, drafts: dict[str, Any]) -
     assert torch.equal(theirs, ours)
 
 
-@pytest.mark.parametrize("is_native", [True, False], ids=["native", "forward"])
-@pytest.mark.parametrize("name", ["t5", "bart", "blenderbot", "mt5", "longt5", "pegasus_x"])
-def test_rows_of_a_pair_that_ended_hold_their_padding(name: str, is_native: bool) -> None:
-    """Keys are transformers' in every column, and a further turn over them writes what reading all anew does."""
-    theirs, ours = make(name, 0, "eager"), make_again(name, 0, "eager")
-    ids, asked = IDS.flip(1), {**ASKED, **ENDLESS, "attention_mask": MASK.flip(1), "max_new_tokens": 7}
+def end_second_row(
+    theirs: Any, ours: Any, ids: torch.Tensor, columns: slice, *, is_native: bool
+) -> tuple[dict[str, Any], Any, Any]:
+    """What a pair is asked for if its second row ends first, at a token of `columns`; transformers' answer, and ours,
+    which is the same, keys in all columns included."""
+    asked: dict[str, Any] = {**ASKED, **ENDLESS, "attention_mask": MASK.flip(1), "max_new_tokens": 7}
     free = theirs.generate(ids, **asked).sequences
-    ends = [token for token in free[1, 1:4].tolist() if token not in free[0].tolist()]
-    asked["eos_token_id"] = ends[0]  # the second row ends first
+    asked["eos_token_id"] = next(token for token in free[1, columns].tolist() if token not in free[0].tolist())
     expected, found = theirs.generate(ids, **asked), unspool.generate(ours, ids, **asked, native=is_native)
     assert torch.equal(expected.sequences, found.sequences) and expected.sequences[1, -1] == 0
     layers = (output.past_key_values.self_attention_cache.layers for output in (expected, found))
     for one, other in zip(*layers, strict=True):
         assert torch.allclose(one.keys, other.keys, atol=2e-3, rtol=2e-3)
         assert torch.allclose(one.values, other.values, atol=2e-3, rtol=2e-3)
-    text = torch.cat((found.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1)
-    again = {**asked, **ENDLESS, "decoder_input_ids": text}
+    return asked, expected, found
+
+
+def go_on_behind(output: Any) -> torch.Tensor:
+    """The answer's texts with two tokens of the caller's behind them."""
+    return torch.cat((output.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1)
+
+
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "forward"])
+@pytest.mark.parametrize("name", ["t5", "bart", "blenderbot", "mt5", "longt5", "pegasus_x"])
+def test_rows_of_a_pair_that_ended_hold_their_padding(name: str, is_native: bool) -> None:
+    """Keys are transformers' in every column, and a further turn over them writes what reading all anew does."""
+    theirs, ours = make(name, 0, "eager"), make_again(name, 0, "eager")
+    ids = IDS.flip(1)
+    asked, _, found = end_second_row(theirs, ours, ids, slice(1, 4), is_native=is_native)
+    again = {**asked, **ENDLESS, "decoder_input_ids": go_on_behind(found)}
     continued = unspool.generate(ours, ids, past_key_values=found.past_key_values, **again, native=is_native)
     assert torch.equal(continued.sequences, theirs.generate(ids, **again).sequences)
 
@@ -88,16 +101,9 @@ def test_texts_with_tokens_that_have_no_position(seed: int, is_native: bool) -> 
     Without a mask transformers' own turn over a cache masks nothing, so it is given one of ones, which means the same.
     """
     theirs, ours = make("m2m_100", seed, "eager"), make_again("m2m_100", seed, "eager")
-    ids, asked = IDS.flip(1), {**ASKED, **ENDLESS, "attention_mask": MASK.flip(1), "max_new_tokens": 7}
-    free = theirs.generate(ids, **asked).sequences
-    asked["eos_token_id"] = next(token for token in free[1, 2:].tolist() if token not in free[0].tolist())
-    expected, found = theirs.generate(ids, **asked), unspool.generate(ours, ids, **asked, native=is_native)
-    assert torch.equal(expected.sequences, found.sequences) and expected.sequences[1, -1] == 0
-    layers = (output.past_key_values.self_attention_cache.layers for output in (expected, found))
-    for one, other in zip(*layers, strict=True):
-        assert torch.allclose(one.keys, other.keys, atol=2e-3, rtol=2e-3)
-        assert torch.allclose(one.values, other.values, atol=2e-3, rtol=2e-3)
-    text = torch.cat((found.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1)
+    ids = IDS.flip(1)
+    asked, expected, found = end_second_row(theirs, ours, ids, slice(2, None), is_native=is_native)
+    text = go_on_behind(found)
     again = {**asked, **ENDLESS, "decoder_input_ids": text}
     anew = unspool.generate(ours, ids, **again, native=is_native)
     assert torch.equal(anew.sequences, theirs.generate(ids, **again).sequences)

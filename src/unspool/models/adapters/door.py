@@ -222,9 +222,6 @@ def _explain_adapter(model: Any, inputs: Any, given: Mapping[str, Any], settings
             return f"{kind} counts positions by columns, padding among them"
         if _has_uncounted(core, given):
             return f"{kind} does not count pad tokens among positions"
-        misplaced = find_misplaced(walk(model))
-        if misplaced is not None:
-            return misplaced
     except UnsupportedError as error:
         if not getattr(model, "can_generate", lambda: False)():
             raise
@@ -233,15 +230,13 @@ def _explain_adapter(model: Any, inputs: Any, given: Mapping[str, Any], settings
 
 
 def _explain_parts(model: Any) -> str | None:
-    """Why a model that is more than a text decoder is run as transformers runs it; None if it is one.
-
-    Its code may ask a cache for anything, where a text decoder asks for keys.
-    """
+    """Why a model is run as transformers runs it that is more than a text decoder, whose code may ask a cache for
+    anything, or one whose layers were moved; None if it is a text decoder as it was made."""
     config = model.config
     is_pair = bool(getattr(config, "is_encoder_decoder", False))  # whose text config may be a copy
     if getattr(type(config), "sub_configs", None) or not (is_pair or find_text_config(model) is config):
         return f"{type(model).__name__} has parts beside its text decoder"
-    return None
+    return find_misplaced(walk(model))  # a native model's object was looked through when it was made, and is the same
 
 
 def _explain_cache(model: Any, inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str:

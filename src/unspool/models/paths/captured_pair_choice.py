@@ -102,5 +102,5 @@ def _can_part(parts: PairParts, dtype: torch.dtype, shape: PassShape, are_all_sm
         is_even = shape.rows % shape.rows_each == 0
         if not (are_all_small and is_even and holds_keys(shape_heads(parts), dtype)):
             return False
-    outs = [*(layer.out.operand for layer in parts.own.layers), *(cross.out.operand for cross in parts.crosses)]
-    return takes_parts(shape_heads(parts), shape.layout) and all(isinstance(out, torch.Tensor) for out in outs)
+    are_plain = all(isinstance(linear.operand, torch.Tensor) for linear in _list_products(parts)["read"])
+    return takes_parts(shape_heads(parts), shape.layout) and are_plain

@@ -16,12 +16,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from unspool.kernels.gpu.attention.output_parts import PartedTiling, Parts
+from unspool.kernels.gpu.attention.output_parts import WARP_KEYS, PartedTiling, Parts
 from unspool.kernels.gpu.attention.split_attention import UNIT
 from unspool.kernels.gpu.gluon_launching import ask_for, let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import LINE_BYTES, launch, launch_options
 
-KEYS: Final = 16  # of a warp in a tile
 MOST_QUERIES: Final = 8  # of one set of keys: columns of one product of the tensor cores
 
 
@@ -265,7 +264,7 @@ def attend_held(
         HEADS=heads,
         D=width,
         SPLITS=splits,
-        TILES=tiling.block // (KEYS * tiling.warps),
+        TILES=tiling.block // (WARP_KEYS * tiling.warps),
         WARPS=tiling.warps,
         UNIT=UNIT,
         DISTANCES=biases.shape[1] if biases is not None else 0,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
+
+WARP_KEYS: Final = 16  # of a warp in a tile of `held_attention`
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.attention.output_parts import PartedTiling, Parts
+from unspool.kernels.gpu.attention.output_parts import WARP_KEYS, PartedTiling, Parts
 from unspool.kernels.gpu.attention.split_attention import UNIT, HeadShape
 from unspool.kernels.gpu.launching import (
     LINE_BYTES,
@@ -29,7 +29,6 @@ from unspool.kernels.key_layout import PLAIN, KeyLayout
 
 NARROWEST: Final = 16  # numbers per head
 _HELD_WIDTHS: Final = (32, 64, 128)  # numbers per head that `held_attention` takes
-
 
 OWN: Final = PartedTiling(64, 4, 4)
 OTHERS: Final = PartedTiling(128, 4, 4)
@@ -155,7 +154,7 @@ class PartedAttention:
         can_hold = holds_keys(shape, dtype)
         of_sound = HELD_OF_SOUND if can_hold else OTHERS_OF_SOUND
         self._tiling = tiling or (OWN if writes else of_sound if is_sound else OTHERS)
-        self._is_held = can_hold and self._tiling.block % (16 * self._tiling.warps) == 0
+        self._is_held = can_hold and self._tiling.block % (WARP_KEYS * self._tiling.warps) == 0
         assert rows == 1 or self._is_held, "several rows are for `held_attention`"
         splits = self._tiling.splits
         self._values = torch.zeros(rows, splits, shape.heads, shape.width, dtype=dtype, device=device)
@@ -179,8 +178,8 @@ class PartedAttention:
         if self._is_held:
             from unspool.kernels.gpu.attention.held_attention import attend_held
 
-            held = {"writes": self._writes}
-            attend_held(queries, base, table, biases, parts, layer, num_layers, scale, tiling, **held)
+            writes = self._writes
+            attend_held(queries, base, table, biases, parts, layer, num_layers, scale, tiling, writes=writes)
             return parts
         launch(
             _attend_one,

@@ -29,6 +29,7 @@ from unspool.kernels.gpu.gluon_launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.products.activations import NONE
 from unspool.kernels.gpu.products.early_product import activate
+from unspool.kernels.gpu.products.joined_parts import count_splits, join_parts, join_rows, lay_groups, load_parts
 
 MOST_ROWS: Final = 8  # of the input: columns of one product of the tensor cores
 OUTPUTS: Final = 16  # of a program
@@ -174,111 +175,6 @@ def _slice_row(given, TILES: gl.constexpr, TK: gl.constexpr, WARPS: gl.constexpr
 
 
 @gluon.jit
-def _load_parts(
-    VALUES, STATS, used,
-    HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, WARPS: gl.constexpr, PADDED: gl.constexpr,
-):  # fmt: skip
-    """An attention's parts (PADDED // D, D) (`attention.parted_attention`), one for each split, and their stats."""
-    EACH: gl.constexpr = 4 if D >= 16 else 1
-    LANES: gl.constexpr = D // EACH if D // EACH < 32 else 32
-    HEAD: gl.constexpr = gl.BlockedLayout([1, EACH], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    head = gl.arange(0, PADDED // D, gl.SliceLayout(1, HEAD))
-    number = gl.arange(0, D, gl.SliceLayout(0, HEAD))
-    values, tops, sums = (), (), ()
-    for split in gl.static_range(SPLITS):  # all loads before the first use
-        is_part = (head < HEADS) & (split < used)
-        at = split * HEADS + head
-        is_one = is_part[:, None] & (number >= 0)[None, :]
-        values = values + (gl.load(VALUES + at[:, None] * D + number[None, :], mask=is_one, other=0.0),)
-        tops = tops + (gl.load(STATS + at, mask=is_part, other=float("-inf")),)
-        sums = sums + (gl.load(STATS + SPLITS * HEADS + at, mask=is_part, other=0.0),)
-    return values, tops, sums
-
-
-@gluon.jit
-def _join_parts(values, tops, sums, dtype: gl.constexpr, SPLITS: gl.constexpr):
-    """The attention's output from what `_load_parts` loaded."""
-    peak = tops[0]  # the first split always has keys
-    for split in gl.static_range(1, SPLITS):
-        peak = gl.maximum(peak, tops[split])
-    peak = gl.where(peak == float("-inf"), 0.0, peak)
-    weights = ()
-    whole = gl.full(peak.shape, 0.0, gl.float32, peak.type.layout)
-    for split in gl.static_range(SPLITS):
-        weight = sums[split] * gl.exp(tops[split] - peak)
-        weights = weights + (weight,)
-        whole += weight
-    share = 1.0 / gl.where(whole == 0.0, 1.0, whole)
-    read = gl.full(values[0].shape, 0.0, gl.float32, values[0].type.layout)
-    for split in gl.static_range(SPLITS):
-        read += values[split].to(gl.float32) * (weights[split] * share)[:, None]
-    return read.to(dtype)
-
-
-@gluon.constexpr_function
-def _lay_groups(warps, columns, group):
-    """How slices (warps, columns / group, group, 8) lie that are an operand of the tensor cores in one."""
-    numbers = [1, 2, 4, *(32 << bit for bit in range((columns // 32).bit_length() - 1))]
-    lanes = [[0, 0, 8, 0], [0, 0, 16, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 4]]
-    warp_bases = [[1 << bit, 0, 0, 0] for bit in range(warps.bit_length() - 1)]
-    bases = [[0, number // group, number % group, 0] for number in numbers]
-    return gl.DistributedLinearLayout(bases, lanes, warp_bases, [], [warps, columns // group, group, 8])
-
-
-@gluon.jit
-def _count_splits(
-    LENGTHS, row, R: gl.constexpr, ROWS_EACH: gl.constexpr, SPLITS: gl.constexpr, BLOCK: gl.constexpr
-):  # fmt: skip
-    """How many splits there are of each row."""
-    _, used = divide_keys(gl.load(LENGTHS + gl.minimum(row, R - 1) // ROWS_EACH).to(gl.int32), SPLITS, BLOCK)
-    return gl.where(row < R, used, 0)
-
-
-@gluon.jit
-def _join_rows(
-    VALUES, STATS, used, used_here, place, row, dtype: gl.constexpr, K: gl.constexpr, TK: gl.constexpr,
-    WARPS: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, GROUP: gl.constexpr,
-    GROUPS: gl.constexpr, B: gl.constexpr,
-):  # fmt: skip
-    """Several rows of an attention in the warps' slices, in tiles (warps, TK, 8), from its parts: a group of columns is
-    of one head."""
-    STAT: gl.constexpr = gl.SliceLayout(2, GROUPS)
-    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, STAT)))[:, None, None]
-    group = gl.arange(0, TK // GROUP, gl.SliceLayout(0, gl.SliceLayout(2, STAT)))[None, :, None]
-    its_row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, STAT)))[None, None, :]
-    TILES: gl.constexpr = K // (WARPS * TK)
-    values, tops, sums = (), (), ()
-    for tile in gl.static_range(TILES):  # all loads before the first use
-        stat = its_row * 2 * SPLITS * HEADS + (tile * WARPS * TK + warp * TK + group * GROUP) // D
-        for split in gl.static_range(SPLITS):
-            at = VALUES + (row * SPLITS + split) * K + place + tile * WARPS * TK
-            values = values + (gl.load(at, mask=(split < used) & (place >= 0), other=0.0),)
-            is_part = (split < used_here) & (stat >= 0)
-            tops = tops + (gl.load(STATS + stat + split * HEADS, mask=is_part, other=float("-inf")),)
-            sums = sums + (gl.load(STATS + stat + (SPLITS + split) * HEADS, mask=is_part, other=0.0),)
-    xs = ()
-    for tile in gl.static_range(TILES):
-        peak = tops[tile * SPLITS]
-        for split in gl.static_range(1, SPLITS):
-            peak = gl.maximum(peak, tops[tile * SPLITS + split])
-        peak = gl.where(peak == float("-inf"), 0.0, peak)
-        weights = ()
-        whole = gl.full(peak.shape, 0.0, gl.float32, peak.type.layout)
-        for split in gl.static_range(SPLITS):
-            weight = sums[tile * SPLITS + split] * gl.exp(tops[tile * SPLITS + split] - peak)
-            weights = weights + (weight,)
-            whole += weight
-        share = 1.0 / gl.where(whole == 0.0, 1.0, whole)
-        read = gl.zeros([WARPS, TK, 8], gl.float32, B)
-        for split in gl.static_range(SPLITS):
-            weight = gl.expand_dims(weights[split] * share, 2).broadcast_to([WARPS, TK // GROUP, GROUP, 8])
-            weight = gl.convert_layout(weight.reshape([WARPS, TK, 8]), B)  # the same threads have it
-            read += values[tile * SPLITS + split].to(gl.float32) * weight
-        xs = xs + (read.to(dtype),)
-    return xs
-
-
-@gluon.jit
 def _load_rows(X, place, row, R: gl.constexpr, K: gl.constexpr, TK: gl.constexpr, WARPS: gl.constexpr):
     """Several rows in the warps' slices, in tiles (warps, TK, 8)."""
     xs = ()
@@ -382,10 +278,10 @@ def _multiply_few(
         if R == 1:
             _, used = divide_keys(gl.load(LENGTHS).to(gl.int32), SPLITS, BLOCK)
         else:
-            GROUPS: gl.constexpr = _lay_groups(WARPS, TK, GROUP)
-            used = _count_splits(LENGTHS, row, R, ROWS_EACH, SPLITS, BLOCK)
+            GROUPS: gl.constexpr = lay_groups(WARPS, TK, GROUP)
+            used = count_splits(LENGTHS, row, R, ROWS_EACH, SPLITS, BLOCK)
             its_row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, GROUPS))))[None, None, :]
-            used_here = _count_splits(LENGTHS, its_row, R, ROWS_EACH, SPLITS, BLOCK)
+            used_here = count_splits(LENGTHS, its_row, R, ROWS_EACH, SPLITS, BLOCK)
     # Shared memory is reserved before it is needed, so that none of it is in two uses with a barrier between them.
     given, sum_room, square_room, rows_room = room, room, room, room
     if R == 1:
@@ -411,8 +307,8 @@ def _multiply_few(
     pivot = 0.0
     if R == 1:  # the whole row, which every warp then takes its slices of
         if SPLITS > 0:
-            values, tops, totals = _load_parts(X, STATS, used, HEADS, D, SPLITS, WARPS, PADDED)
-            given.reshape([PADDED // D, D]).store(_join_parts(values, tops, totals, dtype, SPLITS))
+            values, tops, totals = load_parts(X, STATS, used, HEADS, D, SPLITS, WARPS, PADDED)
+            given.reshape([PADDED // D, D]).store(join_parts(values, tops, totals, dtype, SPLITS))
         else:
             x = gl.load(X + number, mask=number < K, other=0.0)
             if KIND == 2:
@@ -426,7 +322,7 @@ def _multiply_few(
         gl.thread_barrier()
         xs = _slice_row(given, TILES, TK, WARPS, B)
     elif SPLITS > 0:
-        xs = _join_rows(X, STATS, used, used_here, place, row, dtype, K, TK, WARPS, HEADS, D, SPLITS, GROUP, GROUPS, B)
+        xs = join_rows(X, STATS, used, used_here, place, row, dtype, K, TK, WARPS, HEADS, D, SPLITS, GROUP, GROUPS, B)
     else:
         xs = _load_rows(X, place, row, R, K, TK, WARPS)
     sums = gl.zeros([WARPS, 8], gl.float32, gl.SliceLayout(1, B))
