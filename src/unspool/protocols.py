@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from unspool.cache import Cache
     from unspool.config import CompileConfig
+    from unspool.kernels.token_choice import TokenChoice
 
 LayerKind = Literal["full", "sliding", "state"]  # a "state" layer attends to nothing: it remembers
 
@@ -256,7 +257,7 @@ Choose = Callable[[list[int], torch.Tensor], list[int]]
 
 
 class Stretching(Model, Protocol):
-    """A model that says "stretches" in `info.can`: it can take several greedy steps in one call."""
+    """A model that says "stretches" in `info.can`: it can take several steps in one call."""
 
     def take_steps(
         self,
@@ -275,9 +276,11 @@ class Stretching(Model, Protocol):
         """
         ...
 
-    def launch_steps(self, tokens: torch.Tensor, cache: Cache, num_steps: int) -> torch.Tensor | None:
-        """Launch greedy steps on a device without waiting for any: the first reads `tokens` (rows, 1), the others what
-        the step before them chose.
+    def launch_steps(
+        self, tokens: torch.Tensor, cache: Cache, num_steps: int, choice: TokenChoice | None = None
+    ) -> torch.Tensor | None:
+        """Launch steps on a device without waiting for any: the first reads `tokens` (rows, 1), the others what the
+        step before them chose: the likeliest tokens, or those of a choice.
 
         The cache is advanced. Returns what they choose, (steps, rows); they may be fewer than asked for, and a row
         without a token gets -1. None if steps must be taken one by one.

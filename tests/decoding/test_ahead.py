@@ -11,10 +11,13 @@ import unspool
 from tests.conformance.cases import load_model
 from tests.grammar.tiny import load_tiny
 from unspool.decoding import choice
+from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.rows import Rows
+from unspool.decoding.select import draw
 from unspool.decoding.strategies import ahead as strategies_ahead
 from unspool.decoding.strategies.ahead import AheadTurns
 from unspool.errors import NoTokenLeftError
+from unspool.kernels.token_choice import TokenChoice
 
 
 def read_history(rows: Rows, width: int | None = None) -> torch.Tensor:
@@ -209,15 +212,42 @@ def test_no_token_left_is_explained_at_the_step_of_its_candidates(ahead: list[Ah
 
 
 # --- several steps launched together ------------------------------------------------------------------------------
+def choose(logits: torch.Tensor, choice: TokenChoice, positions: torch.Tensor) -> torch.Tensor:
+    """What a captured pass chooses, in plain torch."""
+    scores, given = logits, choice.settings
+    assert choice.sizes.is_masked == (choice.mask is not None) and set(given) == set(choice.sizes.parts or ())
+    if choice.mask is not None:
+        scores = scores.masked_fill(choice.mask, float("-inf"))
+    if choice.sizes.parts is None:
+        return scores.argmax(-1)
+    assert choice.seeds is not None and set(given) <= {"temperature", "top_k", "top_p", "min_p"}
+    if "temperature" in given:
+        scores = scores / given["temperature"]
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    place = torch.arange(scores.shape[1])
+    if "top_k" in given:
+        ordered = ordered.masked_fill(place >= given["top_k"], float("-inf"))
+    if "top_p" in given:
+        above = ordered.double().softmax(-1).cumsum(-1).roll(1, -1)
+        ordered = ordered.masked_fill((above >= given["top_p"]) & (place >= choice.sizes.fewest), float("-inf"))
+    if "min_p" in given:
+        ordered = ordered.masked_fill(ordered < ordered[:, :1] + given["min_p"], float("-inf"))
+    return draw(torch.empty_like(scores).scatter(-1, order, ordered), draw_uniform(choice.seeds, positions))
+
+
 @pytest.fixture
 def together(ahead: list[AheadTurns], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Greedy steps are launched together from now on, three or four at a time; how many were."""
+    """Steps are launched together from now on, three or four at a time; how many were."""
     launched: list[int] = []
 
-    def launch_steps(model: Any, tokens: torch.Tensor, cache: Any, num_steps: int) -> torch.Tensor:
+    def launch_steps(
+        model: Any, tokens: torch.Tensor, cache: Any, num_steps: int, choice: TokenChoice | None = None
+    ) -> torch.Tensor:
         chosen = []
         for _ in range(min(num_steps, 3 + len(launched) % 2)):
-            chosen.append(model.forward(tokens, cache).logits.argmax(-1))
+            positions = torch.tensor(cache.lengths) + 1
+            logits = model.forward(tokens, cache).logits
+            chosen.append(logits.argmax(-1) if choice is None else choose(logits, choice, positions))
             tokens = chosen[-1][:, None]
         launched.append(len(chosen))
         return torch.stack(chosen)
@@ -238,6 +268,40 @@ def test_steps_launched_together_are_those_one_by_one(ends: Any, count: int, row
     assert all(1 <= num <= 4 for num in launched)
     if ends is None and count > 4:
         assert max(launched) > 2 and sum(launched) < count
+
+
+CHOICES: list[dict[str, Any]] = [
+    {"do_sample": True},  # top-k 50
+    {"do_sample": True, "top_k": 0},
+    {"do_sample": True, "top_k": 0, "temperature": 1.7},
+    {"do_sample": True, "top_k": 0, "temperature": 1.7, "top_p": 0.9},
+    {"do_sample": True, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "temperature": 2.0},
+    {"do_sample": True, "temperature": 2.0, "suppress_tokens": list(range(40, 150))},
+    {"suppress_tokens": list(range(20, 90))},
+    {"bad_words_ids": [[7], [60], [61]], "min_new_tokens": 6},  # the end may come in the middle of a launch
+    {"forced_eos_token_id": 11},  # the last token, which no launch has
+    {"do_sample": True, "temperature": 2.0, "min_new_tokens": 7},
+]
+
+
+@pytest.mark.parametrize("settings", CHOICES, ids=str)
+@pytest.mark.parametrize("ends", [None, list(range(0, 160, 9))], ids=str)
+def test_steps_that_choose_are_those_one_by_one(settings: dict[str, Any], ends: Any, request: Any) -> None:
+    asked = {"max_new_tokens": 17, "eos_token_id": ends, "seed": 5, **settings}
+    expected = generate(IDS, **asked)
+    launched = request.getfixturevalue("together")
+    assert generate(IDS, **asked).tolist() == expected.tolist()
+    assert launched and max(launched) <= 4
+    if ends is None:
+        assert max(launched) > 2
+
+
+def test_rows_of_their_own_settings_choose_together(request: Any) -> None:
+    asked = {"max_new_tokens": 12, "eos_token_id": [3, 30, 90], "do_sample": True, "seed": 2}
+    asked["temperature"] = [0.5, 1.0, 3.0, 1.5, 2.0]
+    expected = generate(IDS, **asked)
+    launched = request.getfixturevalue("together")
+    assert generate(IDS, **asked).tolist() == expected.tolist() and launched
 
 
 @pytest.mark.parametrize("num_read", [2, 3, 4, 5, 6, 7])
@@ -262,8 +326,9 @@ def test_a_cache_is_left_as_steps_one_by_one_leave_it(together: list[int]) -> No
 @pytest.mark.parametrize(
     "settings",
     [
-        {"do_sample": True, "seed": 1},
+        {"do_sample": True, "seed": 1, "repetition_penalty": 1.3},
         {"repetition_penalty": 1.3},
+        {"bad_words_ids": [[4, 5]]},
         {"output_scores": True, "return_dict_in_generate": True},
     ],
     ids=str,

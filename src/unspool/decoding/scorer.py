@@ -240,13 +240,15 @@ class Scorer:
         """Whether scores are more than the model's logits."""
         return bool(self.processors) or not self._readout.is_plain
 
-    def find_forbidden(self, rows: Rows) -> tuple[int, ...] | None:
-        """The tokens that the processors take from every row's next scores, if they do nothing else to them."""
-        if not self.processors:
+    def find_forbidden(self, rows: Rows, *, whole: bool = True, ahead: int = 0) -> tuple[int, ...] | None:
+        """The tokens that the processors, as `divide` gives them, take from every row's scores so many tokens ahead, if
+        they do nothing else to them."""
+        processors, _ = self.divide(whole=whole)
+        if not processors:
             return ()
         ends = rows.ends
         has_padding = "pads" in self._takes and rows.padding() is not None
-        return None if has_padding or min(ends) < max(ends) else self.processors.find_forbidden(ends[0])
+        return None if has_padding or min(ends) < max(ends) else processors.find_forbidden(ends[0] + ahead)
 
     @property
     def reads_host(self) -> bool:

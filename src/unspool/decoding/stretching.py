@@ -1,4 +1,4 @@
-"""Several greedy steps in one call of a model, over what a reader holds."""
+"""Several steps in one call of a model, over what a reader holds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import torch
 
 from unspool.decoding.reader import Reader, answer_at_once
 from unspool.decoding.rows import Rows
+from unspool.kernels.token_choice import TokenChoice
 from unspool.protocols import LAST, Choose, Stretch, Stretching
 
 
 def takes_stretches(reader: Reader) -> bool:
-    """Whether the model can take greedy steps several at a time, and nothing else is asked of them."""
+    """Whether the model can take steps several at a time, and nothing else is asked of them."""
     return (
         "stretches" in reader.model.info.can
         and reader.answer is answer_at_once
@@ -47,8 +48,9 @@ def accept_step(reader: Reader, rows: Rows, path: str) -> None:
     reader.path, reader.path_reason = path, ""
 
 
-def launch_steps(reader: Reader, rows: Rows, num_steps: int) -> torch.Tensor | None:
-    """What up to `num_steps` greedy steps on a device choose (steps, rows), all launched and none waited for.
+def launch_steps(reader: Reader, rows: Rows, num_steps: int, choice: TokenChoice | None = None) -> torch.Tensor | None:
+    """What up to `num_steps` steps on a device choose (steps, rows), greedily or by `choice`, all launched and none
+    waited for.
 
     None if steps must be taken one by one.
     """
@@ -56,7 +58,7 @@ def launch_steps(reader: Reader, rows: Rows, num_steps: int) -> torch.Tensor | N
     if num_steps < 1:
         return None
     tokens = rows.unread(reader.cache.lengths)[0]
-    chosen = cast(Stretching, reader.model).launch_steps(tokens, reader.cache, num_steps)
+    chosen = cast(Stretching, reader.model).launch_steps(tokens, reader.cache, num_steps, choice)
     if chosen is not None:
         reader.num_passes += len(chosen)
     return chosen

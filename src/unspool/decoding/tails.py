@@ -12,11 +12,13 @@ from unspool.decoding.select import draw
 from unspool.kernels.cpu.library import UNSURE
 from unspool.kernels.draws import draw_rows
 from unspool.kernels.presence import runs_kernels
+from unspool.kernels.token_choice import ChoiceSizes
 from unspool.logits.fused import FusedTail
 
 if TYPE_CHECKING:
     from unspool.kernels.gpu.sampling.tail import TailSettings
 
+DescribedDraw = tuple[ChoiceSizes, dict[str, torch.Tensor]]  # how, and the settings of its parts (rows or 1, 1)
 _prepared: set[tuple[torch.device, int, tuple[int, ...] | None]] = set()  # compiled in this process
 MOST_RANKED = 256  # candidates that kernels rank by comparing each with each: 1,000 take three times what a sort takes
 
@@ -100,6 +102,20 @@ def draw_by_kernels(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tenso
     return draw_tail(scores, uniforms, _read_settings(tail, scores))
 
 
+def describe_draw(tail: FusedTail | None, num_rows: int, device: torch.device) -> DescribedDraw | None:
+    """What a captured pass needs to know to draw by a tail as `draw_from_tail` does; None if it can't."""
+    if tail is None:
+        return ChoiceSizes(()), {}
+    is_ranked = _can_rank(tail)
+    if not is_ranked and tail.top_p is not None and tail.top_p.min_tokens_to_keep > 1:
+        return None
+    scores = torch.empty(num_rows, 1, device=device)
+    settings = _list_columns(tail, scores)
+    fewest = tail.top_p.min_tokens_to_keep if tail.top_p is not None else 1
+    most_ranked = tail.top_k.largest if is_ranked and tail.top_k is not None else 0
+    return ChoiceSizes(tuple(settings), most_ranked, fewest), settings
+
+
 class JoinedTails:
     """Tails of rows that stand one after the other, drawn in one call of the kernels: what only some of them do has a
     value for the others that changes nothing."""
@@ -154,24 +170,17 @@ def _read_settings(tail: FusedTail, scores: torch.Tensor) -> TailSettings:
     from unspool.kernels.gpu.sampling.tail import TailSettings  # Triton is imported where a GPU is used
 
     assert tail.top_k is not None
-    return TailSettings(
-        top_k=tail.top_k.column(scores),
-        largest_k=tail.top_k.largest,
-        temperature=tail.temperature.column(scores) if tail.temperature is not None else None,
-        top_p=tail.top_p.column(scores) if tail.top_p is not None else None,
-        fewest=tail.top_p.min_tokens_to_keep if tail.top_p is not None else 1,
-        min_p=tail.min_p.column(scores) if tail.min_p is not None else None,
-        top_a=tail.top_a.column(scores) if tail.top_a is not None else None,
-        typical=tail.typical.column(scores) if tail.typical is not None else None,
-        epsilon=tail.epsilon.column(scores) if tail.epsilon is not None else None,
-        eta=tail.eta.column(scores) if tail.eta is not None else None,
-    )
+    fewest = tail.top_p.min_tokens_to_keep if tail.top_p is not None else 1
+    return TailSettings(largest_k=tail.top_k.largest, fewest=fewest, **_list_columns(tail, scores))
 
 
 def draw_by_search(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The same without a top-k that leaves few candidates: kernels find where whole rows are cut."""
-    from unspool.kernels.gpu.sampling.whole_tail import PARTS, draw_whole  # Triton is imported where a GPU is used
+    from unspool.kernels.gpu.sampling.whole_tail import draw_whole  # Triton is imported where a GPU is used
 
-    parts = {name: getattr(tail, name) for name in ("temperature", *PARTS)}
-    settings = {name: part.column(scores) for name, part in parts.items() if part is not None}
-    return draw_whole(scores, uniforms, settings)
+    return draw_whole(scores, uniforms, _list_columns(tail, scores))
+
+
+def _list_columns(tail: FusedTail, scores: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The settings of a tail's parts for scores (rows, vocab): (rows or 1, 1) each."""
+    return {name: part.column(scores) for name, part in tail.list_parts().items()}

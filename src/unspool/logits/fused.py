@@ -51,6 +51,11 @@ class FusedTail:
         top_k = self.top_k
         return top_k is not None and not top_k.leaves_rows_whole and top_k.largest <= MOST_CANDIDATES
 
+    def list_parts(self) -> dict[str, Any]:
+        """Its processors by their names here, in the order of a chain."""
+        parts = {name: getattr(self, name) for name in _KINDS.values()}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def list_draws(self, num_rows: int) -> Draws:
         """The same for the CPU library, if nothing cuts after min-p; valid until the next call for so many rows."""
         known = self._draws.get(num_rows)
@@ -102,15 +107,13 @@ class FusedTail:
 
     def run_plainly(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores (rows, vocab) after the plain processors, one by one."""
-        for part in (self.temperature, self.top_k, self.top_p, self.min_p, *self.after):
-            if part is not None:
-                scores = part(NO_IDS, scores)  # none of them looks at the history
+        for part in self.list_parts().values():
+            scores = part(NO_IDS, scores)  # none of them looks at the history
         return scores
 
     def select_rows(self, index: torch.Tensor) -> FusedTail:
         """The tail for the rows at `index`."""
-        parts = {name: getattr(self, name) for name in _KINDS.values()}
-        return FusedTail(**{name: part.select_rows(index) for name, part in parts.items() if part is not None})
+        return FusedTail(**{name: part.select_rows(index) for name, part in self.list_parts().items()})
 
 
 _KINDS: dict[type[LogitsProcessor], str] = {  # in the order of a chain

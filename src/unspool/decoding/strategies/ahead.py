@@ -4,8 +4,8 @@ So the device never waits for the host. The tokens of a step feed the next one w
 pinned memory while that one runs. What it learns then comes one step late: a row that has ended rides along once more,
 and the step launched after the last one is forgotten.
 
-A greedy step of a small model is shorter than what the host does for it. So a few steps are launched together, as far
-as they take two milliseconds, and their tokens are fetched together.
+A step of a small model is shorter than what the host does for it. So if passes can choose tokens themselves, a few
+steps are launched together, as far as they take two milliseconds, and their tokens are fetched together.
 """
 
 from __future__ import annotations
@@ -126,12 +126,11 @@ class AheadTurns(TokenTurns):
         self.num_together = 1
 
     def _launch_together(self) -> torch.Tensor | None:
-        """What several steps choose (steps, rows), if steps are so short that it pays; None if one is taken alone."""
-        strategy, num_steps = self.strategy, self.pace.num_steps
+        """What the next steps choose (steps, rows), as many as their time allows; None if one is taken alone."""
         left = self.finish.count_left(max(self.rows.ends))
-        if left is None or min(num_steps, left) < 2 or not isinstance(strategy, Sample) or not strategy.can_launch:
+        if not left or not isinstance(self.strategy, Sample):
             return None
-        return strategy.launch(self.rows, min(num_steps, left))
+        return self.strategy.launch(self.rows, min(self.pace.num_steps, left))
 
     def close(self) -> None:
         """Undo the steps whose tokens nobody has read."""

@@ -12,6 +12,7 @@ from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.choosing import LogitsChoice
+from unspool.decoding.strategies.pass_choice import PassChoices
 from unspool.decoding.stretching import launch_steps, takes_stretches
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
@@ -26,6 +27,7 @@ class Sample:
     def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
         self._scorer = scorer
         self._do_sample = do_sample
+        self._choices = PassChoices(scorer, do_sample=do_sample)
 
     def step(self, rows: Rows) -> Chosen:
         """Choose every row's next token."""
@@ -39,18 +41,17 @@ class Sample:
             tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
         return Chosen(tokens[:, None], result.logits)
 
-    @property
-    def can_launch(self) -> bool:
-        """Whether nothing lies between steps but the likeliest token of one being what the next reads."""
-        scorer = self._scorer
-        return (
-            not self._do_sample and not scorer.changes_logits and scorer.can_choose and takes_stretches(scorer.reader)
-        )
-
     def launch(self, rows: Rows, num_steps: int) -> torch.Tensor | None:
-        """What the next steps choose (steps, rows), launched together; None if they must be taken one by one."""
-        reader = self._scorer.reader
-        return None if reader.is_fresh else launch_steps(reader, rows, num_steps)
+        """What the next steps choose (steps, rows), launched together; None if they must be taken one by one, or if
+        that is as fast."""
+        scorer = self._scorer
+        if scorer.reader.is_fresh or not (scorer.can_choose and takes_stretches(scorer.reader)):
+            return None
+        num_steps = self._choices.count(rows, num_steps)
+        choice = self._choices.make(rows) if num_steps else None
+        if num_steps < (2 if choice is None else 1):
+            return None
+        return launch_steps(scorer.reader, rows, num_steps, choice)
 
     def start_choosing(self, rows: Rows, num_steps: int) -> Choose | None:
         """What chooses the tokens of up to `num_steps` steps from their logits; None: the likeliest ones."""

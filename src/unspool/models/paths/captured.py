@@ -27,6 +27,7 @@ from unspool.kernels.beam_choice import BeamSizes
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.packing import Scheme
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
+from unspool.kernels.token_choice import TokenChoice
 from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
@@ -175,20 +176,20 @@ class CapturedSteps:
             forward.last_states = forward.last_states.view(*tokens.shape, -1)
         return forward
 
-    def launch_steps(self, new: Pass, num_steps: int) -> torch.Tensor | None:
-        """Launch greedy steps, each of which reads the tokens of the one before, and advance the cache.
+    def launch_steps(self, new: Pass, num_steps: int, choice: TokenChoice | None) -> torch.Tensor | None:
+        """Launch steps, each of which reads the tokens that the one before has chosen, and advance the cache.
 
         Returns what they choose, (steps, rows); they may be fewer than asked for. None if steps must be taken one by
         one.
         """
         cache, lengths = new.cache, new.cache.lengths
-        if not lengths or min(lengths) != max(lengths) or cache.num_forks > 1 or self._explain_refusal(new) is not None:
+        if not lengths or cache.num_forks > 1 or self._explain_refusal(new) is not None:
             return None
-        places, num_steps = cache.places(), min(num_steps, LOGGED - lengths[0] % LOGGED)
+        places, num_steps = cache.places(), min(num_steps, LOGGED)
         if places is None or not places.is_plain or places.landing is not None:
             return None
-        self._check_longest(lengths[0] + num_steps)
-        return self._run(new, _BRIEF, num_steps).likeliest
+        self._check_longest(max(lengths) + num_steps)
+        return self._run(new, _BRIEF if choice is None else replace(_BRIEF, epilogue=choice), num_steps).likeliest
 
     def _run(self, new: Pass, want: Want, num_steps: int = 0) -> Forward:
         """The result of a pass that can be captured; with `num_steps` that of the first step, and all their tokens."""

@@ -10,6 +10,7 @@ import torch
 
 from unspool.cache.places import Places
 from unspool.kernels.sending import send
+from unspool.kernels.token_choice import ChoiceSizes
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
 from unspool.protocols import Forward, Want
@@ -73,7 +74,7 @@ class CapturedStep:
             self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
             self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
             # A step's most likely tokens are the next one's input, if it is given no others.
-            feeds = shape.num_new == 1 and shape.epilogue is None
+            feeds = shape.num_new == 1 and (shape.epilogue is None or isinstance(shape.epilogue, ChoiceSizes))
             self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
             self._fed: torch.Tensor | None = None  # those tokens, as they were handed out by the last run
             # Of how many tokens: the parts of what was read, of the logits and of the likeliest that are theirs.
@@ -161,15 +162,18 @@ class CapturedStep:
         return self._shown[1:]
 
     def run_on(self, num_steps: int) -> torch.Tensor:
-        """Run so many more steps after one that was `brief`, each on the tokens of the one before: what all of them
-        chose (steps, rows), that one's included."""
+        """Run so many more steps, each on the tokens of the one before: what all of them chose (steps, rows), the last
+        run's included."""
         assert self._graph is not None and self._log is not None
         for _ in range(num_steps):
             self._graph.replay()
         self.num_logged += num_steps
-        last = self._lengths[0] - 1
+        first, rows = self._lengths[0] - 1, len(self._lengths)
+        is_even = min(self._lengths) == max(self._lengths)
         self._lengths = [length + num_steps for length in self._lengths]
-        return self._log[last % LOGGED :][: num_steps + 1, : len(self._lengths)].clone()
+        if is_even and first % LOGGED + num_steps < LOGGED:
+            return self._log[first % LOGGED :][: num_steps + 1, :rows].clone()
+        return self.read_log(self.num_logged, num_steps + 1).t()
 
     def read_log(self, last: int, count: int) -> torch.Tensor:
         """What `count` steps chose (rows, steps) for the rows of the last run; -1 where there was none."""
@@ -275,6 +279,7 @@ class CapturedStep:
             tokens=inputs.tokens,
             states=self._body.states,
             lengths=inputs.lengths,
+            log=self._log,
             base=inputs.base,
             table=inputs.table,
             num_layers=self._num_layers,

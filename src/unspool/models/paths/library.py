@@ -13,6 +13,7 @@ from unspool.cache import Cache, Span
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import CHUNK
 from unspool.kernels.cpu.structures import FloatKind
+from unspool.kernels.token_choice import TokenChoice
 from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
@@ -174,9 +175,11 @@ class WithLibrary(WithPaths):
 
     @explain_shortage("a model read tokens")
     @torch.no_grad()
-    def launch_steps(self, tokens: torch.Tensor, cache: Cache, num_steps: int) -> torch.Tensor | None:
-        """Several greedy steps of a captured graph, launched without waiting for any of them."""
+    def launch_steps(
+        self, tokens: torch.Tensor, cache: Cache, num_steps: int, choice: TokenChoice | None = None
+    ) -> torch.Tensor | None:
+        """Several steps of a captured graph, launched without waiting for any of them."""
         captured = self.find_path("captured")
         if not isinstance(captured, CapturedSteps):
             return None
-        return captured.launch_steps(Pass(tokens, cache, None, LAST, None, self._begin), num_steps)
+        return captured.launch_steps(Pass(tokens, cache, None, LAST, None, self._begin), num_steps, choice)

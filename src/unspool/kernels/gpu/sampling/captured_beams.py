@@ -9,24 +9,7 @@ import torch
 from unspool.kernels.beam_choice import BeamChoice, BeamMemory, BeamSizes, ChosenBeams
 from unspool.kernels.gpu.sampling.beams import Chosen, choose_beams
 from unspool.kernels.gpu.sampling.ends import PassEnd
-
-
-class HeldInput:
-    """An input where a graph reads it; copied if it is not the one that was copied last, which nobody changes."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-        self._given: weakref.ref[torch.Tensor] | None = None
-
-    def is_given(self, values: torch.Tensor | None) -> bool:
-        """Whether these are held."""
-        return self._given is not None and self._given() is values
-
-    def give(self, values: torch.Tensor) -> None:
-        """Hold values."""
-        if not self.is_given(values):
-            self.values.copy_(values)
-            self._given = weakref.ref(values)
+from unspool.kernels.gpu.sampling.held_input import HeldInput
 
 
 class CapturedBeams:

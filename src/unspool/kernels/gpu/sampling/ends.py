@@ -18,6 +18,7 @@ class PassEnd:
     likeliest: torch.Tensor  # (rows,): written by an epilogue that computes scores from the logits
     states: torch.Tensor  # (tokens, hidden): the head's input
     lengths: torch.Tensor  # (rows,) int32
+    log: torch.Tensor | None  # (lines, rows) int64: what steps chose, if a step's tokens are the next one's input
     base: torch.Tensor  # addresses are offsets from it
     table: torch.Tensor  # int64: see `kernels.key_layout`
     num_layers: int

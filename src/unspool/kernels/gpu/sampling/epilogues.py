@@ -10,10 +10,12 @@ import torch
 
 from unspool.kernels.beam_choice import BeamSizes
 from unspool.kernels.gpu.sampling.captured_beams import CapturedBeams
+from unspool.kernels.gpu.sampling.captured_choice import CapturedChoice
 from unspool.kernels.gpu.sampling.contests import CapturedContest
 from unspool.kernels.gpu.sampling.ends import PassEnd
 from unspool.kernels.gpu.sampling.readings import CapturedReading
 from unspool.kernels.readings import Contrast, Guide
+from unspool.kernels.token_choice import ChoiceSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def make_epilogue(key: Hashable, sizes: EpilogueSizes, device: torch.device) -> 
         return CapturedReading(key, sizes.rows, sizes.num_early, sizes.vocab, device)
     if isinstance(key, BeamSizes):
         return CapturedBeams(key, sizes.rows, sizes.vocab, device)
+    if isinstance(key, ChoiceSizes):
+        return CapturedChoice(key, sizes.rows, sizes.vocab, device)
     if key == "contest":
         return CapturedContest(sizes.rows, sizes.num_new, sizes.hidden, sizes.vocab, sizes.position, device)
     raise NotImplementedError(f"there are no kernels for {key!r:.200}")

@@ -14,8 +14,9 @@ import torch
 
 from unspool.kernels.gpu.arguments import count_parts, find_step, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options
+from unspool.kernels.gpu.sampling.held_input import HeldInput
 from unspool.kernels.gpu.sampling.nearest_kernels import cut_far, find, gather, weigh
-from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Replay, can_replay
+from unspool.kernels.gpu.sampling.replays import KeptReplays, Replay, can_replay
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, ScoresCopy, count_joined, sum_rows
 
 LEVELS: Final = 3
@@ -163,7 +164,7 @@ class _CapturedSearch:
         self._copy = ScoresCopy(rows, vocab, device)
         with torch.inference_mode(False):
             self._search = NearestSearch(rows, vocab, device)
-        self._wanted = HeldSetting(rows, torch.float64, device)
+        self._wanted = HeldInput.of_rows(rows, torch.float64, device)
         self._replay = Replay(self._launch)
 
     def _launch(self) -> None:
@@ -171,7 +172,7 @@ class _CapturedSearch:
 
     def run(self, scores: torch.Tensor, wanted: torch.Tensor, filler: float) -> torch.Tensor:
         """`cut_beyond` of so many rows."""
-        self._wanted.set(wanted)
+        self._wanted.give(wanted)
         self._copy.take(scores)
         self._replay.run()
         return self._search.cut(self._copy.scores, self._kind, filler)

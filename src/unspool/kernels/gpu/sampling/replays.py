@@ -5,7 +5,6 @@ than the device to run them.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
@@ -57,21 +56,6 @@ def _capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
 def can_replay(device: torch.device) -> bool:
     """Whether a graph may be launched now: on a GPU, and not inside the capture of another."""
     return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-
-
-class HeldSetting:
-    """A setting of every row where a graph reads it."""
-
-    def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.values = torch.empty(rows, 1, dtype=dtype, device=device)
-        self._given: weakref.ref[torch.Tensor] | None = None  # what was copied last
-
-    def set(self, values: torch.Tensor) -> None:
-        """Hold values (rows or 1, 1), which nobody changes; copied if they are not those that are held."""
-        if self._given is None or self._given() is not values:
-            self.values.copy_(values)
-            self._given = weakref.ref(values)
 
 
 class KeptReplays(Generic[Held]):

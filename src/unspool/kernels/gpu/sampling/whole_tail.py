@@ -18,9 +18,10 @@ import triton.language as tl
 from unspool.kernels.gpu.arguments import count_parts, lay_in_rows
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.sampling.cuts import KINDS, find_floor
+from unspool.kernels.gpu.sampling.held_input import HeldInput
 from unspool.kernels.gpu.sampling.nearest import FACTS, NEAREST, NearestSearch
 from unspool.kernels.gpu.sampling.nearest_kernels import is_beyond
-from unspool.kernels.gpu.sampling.replays import HeldSetting, KeptReplays, Replay, can_replay
+from unspool.kernels.gpu.sampling.replays import KeptReplays, Replay, can_replay
 from unspool.kernels.gpu.sampling.row_draw import choose_in_tile, choose_tile
 from unspool.kernels.gpu.sampling.row_sums import SUMS, TILE, WARPS, ScoresCopy, count_joined, store_sums
 
@@ -98,14 +99,15 @@ def _draw(
 
 
 class WholeTail:
-    """Draws by a tail of some parts, for a number of rows and a vocabulary."""
+    """Draws by a tail of some parts, the temperature among them, for a number of rows and a vocabulary."""
 
     def __init__(self, rows: int, vocab: int, parts: tuple[str, ...], device: torch.device) -> None:
-        self._rows, self._vocab, self._parts = rows, vocab, parts
+        self._rows, self._vocab, self._parts = rows, vocab, tuple(part for part in parts if part in PARTS)
         self._tiles = tiles = count_parts(vocab, TILE)
         self._copy = ScoresCopy(rows, vocab, device)
-        wanted = {part: torch.float64 if part in NEAREST else torch.float32 for part in parts}
-        self._settings = {part: HeldSetting(rows, dtype, device) for part, dtype in wanted.items()}
+        self._temperature = HeldInput.of_rows(rows, torch.float32, device) if "temperature" in parts else None
+        wanted = {part: torch.float64 if part in NEAREST else torch.float32 for part in self._parts}
+        self._settings = {part: HeldInput.of_rows(rows, dtype, device) for part, dtype in wanted.items()}
         with torch.inference_mode(False):
             self._search = NearestSearch(rows, vocab, device)
             self._sums = torch.empty_like(self._copy.sums)
@@ -114,13 +116,16 @@ class WholeTail:
             self._tokens = torch.empty(rows, dtype=torch.int64, device=device)
         self._replay = Replay(self._launch)
 
-    def draw(
-        self, scores: torch.Tensor, uniforms: torch.Tensor, settings: Mapping[str, torch.Tensor], *, as_graph: bool
-    ) -> torch.Tensor:
-        """The tokens (rows,) of scores (rows, vocab); see `draw_whole`."""
+    def set(self, settings: Mapping[str, torch.Tensor]) -> None:
+        """Set what each part cuts by; see `draw_whole`."""
+        if self._temperature is not None:
+            self._temperature.give(settings["temperature"])
         for part in self._parts:
-            self._settings[part].set(settings[part])
-        self._copy.take(scores, settings.get("temperature"), uniforms)
+            self._settings[part].give(settings[part])
+
+    def draw(self, scores: torch.Tensor, uniforms: torch.Tensor, *, as_graph: bool) -> torch.Tensor:
+        """The tokens (rows,) of scores (rows, vocab), by what is set."""
+        self._copy.take(scores, None if self._temperature is None else self._temperature.values, uniforms)
         if not as_graph:
             self._launch()
             return self._tokens
@@ -202,8 +207,12 @@ def draw_whole(scores: torch.Tensor, uniforms: torch.Tensor, settings: Mapping[s
     scores = lay_in_rows(scores)
     rows, vocab = scores.shape
     device = scores.device
-    parts = tuple(part for part in PARTS if part in settings)
-    if can_replay(device) and rows * vocab <= MOST_KEPT_SCORES:
-        tail = _kept.take((rows, vocab, parts), device, lambda: WholeTail(rows, vocab, parts, device))
-        return tail.draw(scores, uniforms, settings, as_graph=True)
-    return WholeTail(rows, vocab, parts, device).draw(scores, uniforms, settings, as_graph=False)
+    parts = tuple(part for part in ("temperature", *PARTS) if part in settings)
+    as_graph = can_replay(device) and rows * vocab <= MOST_KEPT_SCORES
+    tail = (
+        _kept.take((rows, vocab, parts), device, lambda: WholeTail(rows, vocab, parts, device))
+        if as_graph
+        else WholeTail(rows, vocab, parts, device)
+    )
+    tail.set(settings)
+    return tail.draw(scores, uniforms, as_graph=as_graph)
