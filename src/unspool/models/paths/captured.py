@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -211,7 +211,10 @@ class CapturedSteps:
                 self._follow_moves(places)
             sources = self._find_sources(cache)
             rows_each = 0 if sources is None else rows // len(sources.lengths)
-            shape = _shape_pass(places, want, rows, num_new, num_forks, rows_each)
+            is_lone = rows == num_new == num_forks == 1 and places.is_plain and places.landing is None
+            limits = self._limits if is_lone and want.exit_layer is None else ()
+            most_keys = next((limit for limit in limits if starts[0] + max(num_steps, 1) <= limit), 0)
+            shape = _shape_pass(places, want, rows, num_new, num_forks, rows_each, most_keys)
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
@@ -227,6 +230,13 @@ class CapturedSteps:
                 self._waiting.clear()
             self._waiting.setdefault(key, []).append(step)
         return forward
+
+    @cached_property
+    def _limits(self) -> tuple[int, ...]:
+        """Up to how many keys a lone row's steps are of a kind of their own, rising."""
+        from unspool.models.paths.captured_parted import list_limits  # Triton is imported only if a GPU is used
+
+        return list_limits(self._spec, self._weights, self._dtype)
 
     def _is_current_device(self) -> bool:
         return self._numbered.index == torch.cuda.current_device()
@@ -257,7 +267,9 @@ class CapturedSteps:
         return make_body(self._spec, self._weights, self._device, self._dtype, shape)
 
 
-def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: int, rows_each: int) -> PassShape:
+def _shape_pass(
+    places: Places, want: Want, rows: int, num_new: int, num_forks: int, rows_each: int, most_keys: int
+) -> PassShape:
     """The graph that a pass needs."""
     epilogue = want.epilogue if want.epilogue is not None and want.epilogue.fits(num_new, num_forks) else None
     return _find_shape(
@@ -272,6 +284,7 @@ def _shape_pass(places: Places, want: Want, rows: int, num_new: int, num_forks: 
         want.last_states,
         places.packed.schemes if places.packed is not None else None,
         places.landing.away if places.landing is not None and num_new == 1 else (),
+        most_keys,
         rows_each,
         None if epilogue is None else epilogue.key,
     )
@@ -290,6 +303,7 @@ def _find_shape(
     wants_states: bool,
     packing: tuple[Scheme, Scheme] | None,
     away: tuple[int, ...],
+    most_keys: int,
     rows_each: int,
     epilogue: Hashable | None,
 ) -> PassShape:
@@ -304,6 +318,7 @@ def _find_shape(
         wants_states=wants_states,
         packing=packing,
         away=away,
+        most_keys=most_keys,
         rows_each=rows_each,
         epilogue=epilogue,
     )

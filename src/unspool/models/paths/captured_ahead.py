@@ -168,8 +168,9 @@ def _launch_prompt(spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtyp
 
 
 def _launch_step(spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtype) -> None:
-    """A step of one row over a plain cache."""
+    """A step of one row over a plain cache of a few keys."""
     from unspool.models.paths.captured_blocks import make_body
+    from unspool.models.paths.captured_parted import list_limits
 
-    shape = PassShape(rows=1)
+    shape = PassShape(rows=1, most_keys=min(list_limits(spec, weights, dtype), default=0))
     CapturedStep(spec, make_body(spec, weights, META, dtype, shape), META, dtype, shape).launch()

@@ -12,6 +12,7 @@ from unspool.models.decoder.plain_block import embed, finish, run_block
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_body import Body, StepInputs, find_positions
 from unspool.models.paths.captured_fused import FusedBody, can_fuse
+from unspool.models.paths.captured_parted import PartedBody
 from unspool.models.paths.captured_shape import PassShape
 
 
@@ -19,7 +20,8 @@ def make_body(
     spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, shape: PassShape
 ) -> Body:
     """The fastest body that a model's blocks allow."""
-    return (FusedBody if can_fuse(spec) else PlainBody)(spec, weights, device, dtype, shape)
+    kind = PartedBody if shape.most_keys else FusedBody if can_fuse(spec) else PlainBody
+    return kind(spec, weights, device, dtype, shape)
 
 
 class PlainBody(Body):

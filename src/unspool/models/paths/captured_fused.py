@@ -93,14 +93,18 @@ class FusedBody(Body):
     def _run_sequential(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         qkv = self._multiply_qkv(layer)
         self._keep_early(index, self._x)
-        order = self._find_read_order(layer)
-        read = self._attend(index, layer, qkv, inputs, order)
-        self._add(layer.out, read, layer.post_attn_norm, is_arranged=order > 0)
+        self._add_attention(index, layer, qkv, inputs)
         if layer.mixture is not None:
             self._feed_mixture(layer, inputs)
             return
         self._feed(layer, layer.ffn_norm)
         self._add(layer.down, self._inner, layer.post_ffn_norm, is_arranged=self._find_inner_order(layer) > 0)
+
+    def _add_attention(self, index: int, layer: Layer, qkv: torch.Tensor, inputs: StepInputs) -> None:
+        """Add what the tokens read from their rows' keys."""
+        order = self._find_read_order(layer)
+        read = self._attend(index, layer, qkv, inputs, order)
+        self._add(layer.out, read, layer.post_attn_norm, is_arranged=order > 0)
 
     def _run_parallel(self, index: int, layer: Layer, inputs: StepInputs) -> None:
         """Three kernels if attention and the feed-forward share two of them."""

@@ -47,6 +47,10 @@ class CapturedPairSteps(CapturedSteps):
         self._table: torch.Tensor | None = None  # of positions, as it is in the graphs
         self._follow(iterate_tensors(self._crosses))
 
+    @property
+    def _limits(self) -> tuple[int, ...]:
+        return ()  # their attention is in parts whatever the number of keys
+
     def _explain_refusal(self, new: Pass) -> str | None:
         pair, tokens = check_pair(new.cache), new.tokens
         cross = pair.cross_attention_cache.places()

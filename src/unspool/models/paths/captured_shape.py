@@ -24,6 +24,7 @@ class PassShape:
     away: tuple[
         int, ...
     ] = ()  # offloaded layers, whose keys are copied to the device while the layers before them compute
+    most_keys: int = 0  # of a row, those of the new tokens included; 0: any number
     rows_each: int = 0  # rows that read one source of an encoder; 0 without an encoder
     epilogue: Hashable | None = None  # what follows the pass: an epilogue's `key`
 

@@ -16,12 +16,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from unspool.kernels.gpu.attention.output_parts import WARP_KEYS, PartedTiling, Parts
+from unspool.kernels.gpu.attention.output_parts import WARP_KEYS, PartedTiling, Parts, Turning
 from unspool.kernels.gpu.attention.split_attention import UNIT
 from unspool.kernels.gpu.gluon_launching import ask_for, let_next_start, wait_for_input
 from unspool.kernels.gpu.launching import LINE_BYTES, launch, launch_options
 
-MOST_QUERIES: Final = 8  # of one set of keys: columns of one product of the tensor cores
+MOST_QUERIES: Final = 8  # of one set of keys: half of the rows of one product of the tensor cores
 
 
 @gluon.jit
@@ -29,6 +29,12 @@ def divide_keys(length, SPLITS: gl.constexpr, BLOCK: gl.constexpr):
     """As `parted_attention.divide_keys`, which Gluon can't call."""
     chunk = gl.maximum(gl.cdiv(gl.cdiv(length, SPLITS), BLOCK), 1) * BLOCK
     return chunk, gl.maximum(gl.cdiv(length, chunk), 1)
+
+
+@gluon.constexpr_function
+def _round_up(number):
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
 
 
 @gluon.constexpr_function
@@ -118,13 +124,79 @@ def _read(
     return read, gl.sum(sums, 2)
 
 
+@gluon.jit
+def _split_pairs(x, AXIS: gl.constexpr):
+    """The even and the odd numbers of heads (1, some, width), or (1, width, some) along axis 1."""
+    if AXIS == 2:
+        pairs = x.reshape([x.shape[0], x.shape[1], x.shape[2] // 2, 2])
+    else:
+        pairs = x.reshape([x.shape[0], x.shape[1] // 2, 2, x.shape[2]]).permute(0, 1, 3, 2)
+    return gl.split(pairs)
+
+
+@gluon.jit
+def _join_pairs(one, two, AXIS: gl.constexpr):
+    """What `_split_pairs` has split."""
+    pairs = gl.join(one, two)
+    if AXIS == 2:
+        x = pairs.reshape([one.shape[0], one.shape[1], one.shape[2] * 2])
+    else:
+        x = pairs.permute(0, 1, 3, 2).reshape([one.shape[0], one.shape[1] * 2, one.shape[2]])
+    return x
+
+
+@gluon.jit
+def _find_pairs(even, PAIRS: gl.constexpr, HALVED: gl.constexpr):
+    """Which numbers of a head rope turns into the even ones and those behind them."""
+    one, two = even, even + 1
+    if HALVED:
+        one, two = gl.where(even < 2 * PAIRS, even // 2, one), gl.where(even < 2 * PAIRS, even // 2 + PAIRS, two)
+    return one, two
+
+
+@gluon.jit
+def _load_pairs(at, number, mask, PAIRS: gl.constexpr, HALVED: gl.constexpr, AXIS: gl.constexpr):
+    """The numbers of heads that begin at `at` in pairs that rope turns; `number`: in the order after it."""
+    if HALVED:
+        first, second = _find_pairs(_split_pairs(number, AXIS)[0], PAIRS, HALVED)
+        begin, is_there = _split_pairs(at, AXIS)[0], _split_pairs(mask, AXIS)[0]
+        one, two = gl.load(begin + first, mask=is_there, other=0.0), gl.load(begin + second, mask=is_there, other=0.0)
+    else:
+        one, two = _split_pairs(gl.load(at + number, mask=mask, other=0.0), AXIS)
+    return one.to(gl.float32), two.to(gl.float32)
+
+
+@gluon.jit
+def _lay_along(x, like, AXIS: gl.constexpr):
+    """Numbers of pairs (width / 2,) along an axis of heads in pairs."""
+    if AXIS == 2:
+        laid = gl.convert_layout(x, gl.SliceLayout(0, gl.SliceLayout(1, like.type.layout)))[None, None, :]
+    else:
+        laid = gl.convert_layout(x, gl.SliceLayout(0, gl.SliceLayout(2, like.type.layout)))[None, :, None]
+    return laid
+
+
+@gluon.jit
+def _turn(one, two, weights, cos, sin, eps, D: gl.constexpr, HAS_NORM: gl.constexpr, AXIS: gl.constexpr):
+    """Heads after their norm of root mean squares and rope, in float32."""
+    if HAS_NORM:
+        root = gl.expand_dims(gl.rsqrt(gl.sum(one * one + two * two, AXIS) / D + eps), AXIS)
+        one = one * root * _lay_along(weights[0], one, AXIS).to(gl.float32)
+        two = two * root * _lay_along(weights[1], one, AXIS).to(gl.float32)
+    cos, sin = _lay_along(cos, one, AXIS), _lay_along(sin, one, AXIS)
+    return _join_pairs(one * cos - two * sin, one * sin + two * cos, AXIS)
+
+
 @gluon.jit(do_not_specialize=["layer", "num_layers"])
 def _attend_held(
-    Q, BASE, TABLE, LENGTHS, BIASES, VALUES, STATS, layer, num_layers, scale,
-    R: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, TILES: gl.constexpr,
-    WARPS: gl.constexpr, UNIT: gl.constexpr, DISTANCES: gl.constexpr, WRITES: gl.constexpr, LINE_BYTES: gl.constexpr,
-    PDL: gl.constexpr,
+    Q, BASE, TABLE, LENGTHS, BIASES, VALUES, STATS, TURNS, Q_NORM, K_NORM, eps, layer, num_layers, scale,
+    R: gl.constexpr, G: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, TILES: gl.constexpr,
+    WARPS: gl.constexpr, UNIT: gl.constexpr, DISTANCES: gl.constexpr, PAIRS: gl.constexpr, HALVED: gl.constexpr,
+    HAS_NORM: gl.constexpr, WRITES: gl.constexpr, LINE_BYTES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    KV_HEADS: gl.constexpr = HEADS // G
+    QUERIES: gl.constexpr = R * G  # of a set of keys: several rows, or several heads of one
+    gl.static_assert(R == 1 or G == 1)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
@@ -134,11 +206,11 @@ def _attend_held(
     SCORES: gl.constexpr = _lay_scores(WARPS)
     RESULT: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 4, 8], [1, WARPS, 1], [2, 1, 0])
     LINES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    POSITION: gl.constexpr = 2 * HEADS * D  # numbers per position
-    WIDTH: gl.constexpr = (3 if WRITES else 1) * HEADS * D  # of a row of the queries
+    POSITION: gl.constexpr = 2 * KV_HEADS * D  # numbers per position
+    WIDTH: gl.constexpr = (HEADS + (2 * KV_HEADS if WRITES else 0)) * D  # of a row of the queries
     BLOCK: gl.constexpr = WARPS * 16 * TILES
     dtype: gl.constexpr = Q.dtype.element_ty
-    head, split, own = gl.program_id(0), gl.program_id(1), gl.program_id(2)  # own: the set of keys
+    head, split, own = gl.program_id(0), gl.program_id(1), gl.program_id(2)  # of keys; own: the set of them
     length = gl.load(LENGTHS + own).to(gl.int32)
     apart = gl.load(TABLE + num_layers) * POSITION
     keys = BASE + gl.load(TABLE + layer) * UNIT + own * apart + head * D
@@ -152,14 +224,14 @@ def _attend_held(
     value_place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, V)))[None, :, None]
     column = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
     ks = _load_keys(keys, place, number, end, WARPS, TILES, POSITION)
-    vs = _load_keys(keys + HEADS * D, value_place, column, end, WARPS, TILES, POSITION)
+    vs = _load_keys(keys + KV_HEADS * D, value_place, column, end, WARPS, TILES, POSITION)
     LINE: gl.constexpr = LINE_BYTES * 8 // dtype.primitive_bitwidth  # numbers
     for start in range(begin + BLOCK, end, BLOCK):
-        asked = start + gl.arange(0, BLOCK, LINES)
+        asked = start + gl.arange(0, _round_up(BLOCK), LINES)
         for line in gl.static_range(0, D, LINE):
             lines = keys + asked.to(gl.int64) * POSITION + line
             ask_for(lines, asked < end, PDL)
-            ask_for(lines + HEADS * D, asked < end, PDL)
+            ask_for(lines + KV_HEADS * D, asked < end, PDL)
     let_next_start(PDL)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))[:, None, None]
     scored = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
@@ -167,27 +239,54 @@ def _attend_held(
     new_bias = 0.0
     if WRITES and DISTANCES > 0:
         new_bias = gl.load(BIASES + head * DISTANCES)
-    PAIRS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    top_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], PAIRS)
-    sum_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], PAIRS)
+    query = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, A)))[None, :, None]
+    along = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, A)))
+    even, _ = gl.split(along.reshape([D // 2, 2]))
+    q_weights, k_weights = (), ()
+    if HAS_NORM:  # no kernel writes them
+        if HALVED:
+            one_at, two_at = _find_pairs(even, PAIRS, HALVED)
+            q_weights = (gl.load(Q_NORM + one_at), gl.load(Q_NORM + two_at))
+            k_weights = (gl.load(K_NORM + one_at), gl.load(K_NORM + two_at))
+        else:
+            q_weights = gl.split(gl.load(Q_NORM + along).reshape([D // 2, 2]))
+            k_weights = gl.split(gl.load(K_NORM + along).reshape([D // 2, 2]))
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    top_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], FLAT)
+    sum_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], FLAT)
     read_room = gl.allocate_shared_memory(gl.float32, [WARPS, D, 8], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
     wait_for_input(PDL)
 
     if (length >= 0) & (split < used):
-        query = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, A)))[None, :, None]
-        at = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None, :]
-        q_at = Q + (own * R + gl.minimum(query, R - 1)) * WIDTH + head * D + at
-        q = gl.load(q_at, mask=(query < R) & (at >= 0), other=0.0).broadcast_to([WARPS, 16, D])
+        q_row, q_head = own * R + query, head
+        if G > 1:
+            q_row, q_head = own + query * 0, head * G + query
+        at = along[None, None, :]
+        is_query = (query < QUERIES) & (at >= 0)
+        q_at = Q + gl.where(query < QUERIES, q_row * WIDTH + q_head * D, 0)
+        new_at = Q + own * WIDTH + (HEADS + head) * D
+        k_new, v_new, q = ks[0], vs[0], ks[0]  # in case there is none
+        if PAIRS > 0:  # all loads before the first use of one
+            one, two = _load_pairs(q_at + at * 0, query * 0 + at, is_query, PAIRS, HALVED, 2)
+            k_one, k_two = _load_pairs(new_at + number * 0, number, number >= 0, PAIRS, HALVED, 1)
+            v_new = gl.load(new_at + KV_HEADS * D + column)
+            turns = TURNS + own * 2 * PAIRS + even // 2
+            cos = gl.load(turns, mask=even < 2 * PAIRS, other=1.0)
+            sin = gl.load(turns + PAIRS, mask=even < 2 * PAIRS, other=0.0)
+            q = _turn(one, two, q_weights, cos, sin, eps, D, HAS_NORM, 2).to(dtype)
+            q = gl.convert_layout(q, A).broadcast_to([WARPS, 16, D])
+            k_new = gl.convert_layout(_turn(k_one, k_two, k_weights, cos, sin, eps, D, HAS_NORM, 1).to(dtype), B)
+        else:
+            q = gl.load(q_at + at, mask=is_query, other=0.0).broadcast_to([WARPS, 16, D])
+            if WRITES:
+                k_new, v_new = gl.load(new_at + number), gl.load(new_at + KV_HEADS * D + column)
         seen_ks, seen_vs, seen_biases, seen_there = ks, vs, biases, are_there
         if WRITES:  # one more tile, all of the new key: the last split sees one of them, and writes it
-            new_at, is_last = Q + own * WIDTH + (HEADS + head) * D, split == used - 1
-            k_new, v_new = gl.load(new_at + number), gl.load(new_at + HEADS * D + column)
+            is_last = split == used - 1
             if is_last:
-                rd = gl.arange(0, D, LINES)
-                into = keys + length.to(gl.int64) * POSITION + rd
-                key_new, value_new = gl.load(new_at + rd), gl.load(new_at + HEADS * D + rd)
-                gl.store(into, key_new)
-                gl.store(into + HEADS * D, value_new)
+                into = keys + length.to(gl.int64) * POSITION
+                gl.store(into + number, k_new)
+                gl.store(into + KV_HEADS * D + column, v_new)
             seen_ks = ks + (k_new.broadcast_to([WARPS, D, 16]),)
             seen_vs = vs + (v_new.broadcast_to([WARPS, 16, D]),)
             seen_biases = biases + (gl.full(scored.shape, 0.0, gl.float32, scored.type.layout) + new_bias,)
@@ -200,7 +299,7 @@ def _attend_held(
         for start in range(begin + BLOCK, end, BLOCK):
             later = start - begin
             k_others = _load_keys(keys, place + later, number, end, WARPS, TILES, POSITION)
-            v_others = _load_keys(keys + HEADS * D, value_place + later, column, end, WARPS, TILES, POSITION)
+            v_others = _load_keys(keys + KV_HEADS * D, value_place + later, column, end, WARPS, TILES, POSITION)
             others, are_others = _load_biases(BIASES, head, length, scored + later, end, WARPS, TILES, DISTANCES)
             scores_others, higher = _score(q, k_others, others, are_others, scale, WARPS, SUMS, SCORES)
             higher = gl.maximum(highest, higher)
@@ -223,12 +322,16 @@ def _attend_held(
         rd = turned_number % 8 * (D // 8) + turned_number // 16 * 2 + turned_number // 8 % 2  # as `_turn_values`
         row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
         part = ((own * R + row) * SPLITS + split) * HEADS + head
-        is_out = (row < R)[None, :] & (rd >= 0)[:, None]
+        if G > 1:
+            part = (own * SPLITS + split) * HEADS + head * G + row
+        is_out = (row < QUERIES)[None, :] & (rd >= 0)[:, None]
         gl.store(VALUES + part[None, :] * D + rd[:, None], joined.to(VALUES.dtype.element_ty), mask=is_out)
         row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, RESULT)))
-        stat = STATS + ((own * R + row) * 2 * SPLITS + split) * HEADS + head
-        gl.store(stat, peak, mask=row < R)
-        gl.store(stat + SPLITS * HEADS, gl.sum(sums * fades, 0), mask=row < R)
+        stat = ((own * R + row) * 2 * SPLITS + split) * HEADS + head
+        if G > 1:
+            stat = (own * 2 * SPLITS + split) * HEADS + head * G + row
+        gl.store(STATS + stat, peak, mask=row < QUERIES)
+        gl.store(STATS + stat + SPLITS * HEADS, gl.sum(sums * fades, 0), mask=row < QUERIES)
 
 
 def attend_held(
@@ -242,14 +345,20 @@ def attend_held(
     scale: float,
     tiling: PartedTiling,
     *,
+    kv_heads: int,
     writes: bool,
+    turning: Turning | None = None,
 ) -> None:
     """As `parted_attention.PartedAttention`, whose arguments these are."""
     rows, splits, heads, width = parts.values.shape
-    assert parts.rows_each <= MOST_QUERIES and not (writes and parts.rows_each > 1)
+    group = heads // kv_heads
+    assert parts.rows_each * group <= MOST_QUERIES and not (writes and parts.rows_each > 1)
+    assert writes or turning is None, "sources' keys are not turned"
+    assert biases is None or group == 1, "biases are of heads with keys of their own"
+    q_norm, k_norm = (None, None) if turning is None else (turning.q_norm, turning.k_norm)
     launch(
         _attend_held,
-        (heads, splits, rows // parts.rows_each),
+        (kv_heads, splits, rows // parts.rows_each),
         queries,
         base,
         table,
@@ -257,10 +366,15 @@ def attend_held(
         biases if biases is not None else parts.stats,
         parts.values,
         parts.stats,
+        turning.turns if turning is not None else parts.stats,
+        q_norm if q_norm is not None else queries,
+        k_norm if k_norm is not None else queries,
+        turning.eps if turning is not None else 0.0,
         layer,
         num_layers,
         scale,
         R=parts.rows_each,
+        G=group,
         HEADS=heads,
         D=width,
         SPLITS=splits,
@@ -268,6 +382,9 @@ def attend_held(
         WARPS=tiling.warps,
         UNIT=UNIT,
         DISTANCES=biases.shape[1] if biases is not None else 0,
+        PAIRS=turning.turns.shape[2] if turning is not None else 0,
+        HALVED=turning is not None and turning.is_halved,
+        HAS_NORM=q_norm is not None,
         WRITES=writes,
         LINE_BYTES=LINE_BYTES,
         num_warps=tiling.warps,

@@ -28,3 +28,14 @@ class Parts:
     lengths: torch.Tensor  # (rows / rows_each,): keys, from which follows how many of the splits there are
     block: int
     rows_each: int = 1  # rows that read the same keys
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """What is done to queries and new keys before they meet: a norm of root mean squares per head, and rope."""
+
+    turns: torch.Tensor  # (rows, 2, pairs) float32: cosines and sines
+    is_halved: bool  # the pairs that are turned are halves of what they are turned in
+    q_norm: torch.Tensor | None = None  # (width,)
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0

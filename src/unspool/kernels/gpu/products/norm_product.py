@@ -32,7 +32,6 @@ class WarpTiling:
 # (outputs, inputs): where it was faster than `row_product` in whole steps of BART-large on an H200, 2026-11-16
 _MEASURED: Final[dict[tuple[int, int], WarpTiling]] = {
     (4096, 1024): WarpTiling(4, 4),
-    (3072, 1024): WarpTiling(2, 4),
 }
 # The same after norms of root mean squares, both halves of a gated matrix counted: Qwen3-0.6B, 2026-11-17
 _MEASURED_OF_ROOTS: Final[dict[tuple[int, int], WarpTiling]] = {(6144, 1024): WarpTiling(4, 4)}

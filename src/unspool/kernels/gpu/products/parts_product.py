@@ -18,6 +18,7 @@ from unspool.kernels.gpu.launching import launch, launch_options, let_next_start
 from unspool.kernels.gpu.products.row_product import RowTiling, load_ahead, load_tile
 from unspool.kernels.gpu.products.tilings import choose_tiling
 
+MOST_NUMBERS: Final = 1 << 23  # of a matrix; with more it was not measured
 # (outputs, inputs): measured in whole steps on an H200, 2026-11-16
 _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (1024, 1024): RowTiling(4, 1024, 4),

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from unspool.kernels.gpu.launching import launch, launch_options
+from unspool.kernels.gpu.launching import can_overlap, launch, launch_options
 from unspool.kernels.gpu.products.activations import NONE, activate
 
 
@@ -93,13 +93,16 @@ def launch_product(
     outputs_each: int,  # outputs per program
     around: Around,
     *more: Any,
+    cluster: int = 1,
     **options: Any,
 ) -> None:
     """Launch a product kernel: all take the same arguments in one order, and `more` and `options` of their own."""
     outputs, norm, bias = count_outputs(shape, around), around.get("norm"), around.get("bias")
+    num_programs = triton.cdiv(outputs, outputs_each)
+    cluster = cluster if can_overlap() and num_programs % cluster == 0 else 1
     launch(
         kernel,
-        (triton.cdiv(outputs, outputs_each),),
+        (num_programs // cluster,),
         *matrix,
         x,
         norm if norm is not None else x,
@@ -114,6 +117,7 @@ def launch_product(
         ADDS=around.get("adds", False),
         HAS_NORM=norm is not None,
         HAS_BIAS=bias is not None,
+        cluster=cluster,
         **options,
         **launch_options(),
     )

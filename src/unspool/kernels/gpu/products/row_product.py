@@ -38,6 +38,7 @@ class RowTiling:
     starts_next_early: bool = True
     ahead: int = 1  # how many times so many columns are loaded before the input is there
     registers: int | None = None  # at most so many per thread; None: as the compiler chooses
+    cluster: int = 1  # neighbouring programs that are put on multiprocessors of their own, where there are clusters
 
 
 @triton.jit
@@ -237,6 +238,7 @@ def multiply_row(
         IS_EVEN=count_outputs(weight.shape, around) % tiling.rows == 0,
         AHEAD=tiling.ahead,
         EARLY=tiling.starts_next_early,
+        cluster=tiling.cluster,
         num_warps=tiling.warps,
         maxnreg=tiling.registers,
     )

@@ -58,14 +58,14 @@ _MEASURED: Final[dict[tuple[int, int], RowTiling]] = {
     (2304, 2048): RowTiling(4, 1024, 4),
     (2304, 9216): RowTiling(2, 2048, 4),
     (1152, 6912): RowTiling(2, 2048, 4, ahead=2),
-    (1024, 1024): RowTiling(8, 1024, 4),
     # in whole steps of Qwen3-0.6B, GPT-2 XL and Gemma 3 1B
     (6144, 1024): RowTiling(16, 256, 8, ahead=4),
     (4800, 1600): RowTiling(8, 256, 4, ahead=7),
     (6400, 1600): RowTiling(8, 256, 4, ahead=7),
     (1536, 1152): RowTiling(8, 256, 4, ahead=5),
-    # in whole steps of BART-large and Whisper-large-v3
-    (1280, 1280): RowTiling(8, 256, 4, ahead=5),
+    # in whole steps of BART-large and Whisper-large-v3; once more on 2026-11-18, with attentions of tensor cores
+    (1024, 1024): RowTiling(16, 256, 4, ahead=4),
+    (1280, 1280): RowTiling(8, 256, 4, ahead=5, cluster=4),
     (3840, 1280): RowTiling(8, 256, 4, ahead=5),
     (5120, 1280): RowTiling(16, 256, 4, ahead=5),
     (1280, 5120): RowTiling(2, 1024, 4, ahead=5),
