@@ -10,9 +10,9 @@ from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
 
-def make_model(window: int | None, dtype: torch.dtype, num_layers: int = 2) -> Any:
-    """A decoder of Llama's shape with heads of 32 numbers, and random weights."""
-    hidden, inner, heads, kv_heads, vocab, width = 128, 192, 4, 2, 96, 32
+def make_model(window: int | None, dtype: torch.dtype, num_layers: int = 2, width: int = 32) -> Any:
+    """A decoder of Llama's shape with heads of so many numbers, and random weights."""
+    hidden, inner, heads, kv_heads, vocab = 128, 192, 4, 2, 96
     generator = torch.Generator().manual_seed(3)
     name = "Mistral" if window else "Llama"
     config: dict[str, Any] = {
@@ -24,6 +24,7 @@ def make_model(window: int | None, dtype: torch.dtype, num_layers: int = 2) -> A
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
+        "head_dim": width,
         "max_position_embeddings": 1024,
         "sliding_window": window,
     }
