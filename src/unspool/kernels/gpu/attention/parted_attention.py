@@ -38,8 +38,8 @@ HELD_OF_SOUND: Final = PartedTiling(512, 3, 8)  # the same for `held_attention`:
 # One row of a decoder whose query heads share keys, by the number of keys up to which it is the fastest. Whole steps on
 # an H200, 2026-11-18: 0.92 to 0.97 of the time of `step_attention` up to 250 keys, 0.75 to 0.93 at 3,900.
 _SHARED_OF_WIDTHS: Final = {
-    64: {768: PartedTiling(128, 4, 8), 12_288: PartedTiling(256, 8, 8)},
-    128: {768: PartedTiling(128, 4, 8), 12_288: PartedTiling(128, 16, 8)},
+    64: {512: PartedTiling(128, 4, 8), 2048: PartedTiling(128, 8, 8), 12_288: PartedTiling(256, 8, 8)},
+    128: {512: PartedTiling(128, 4, 8), 2048: PartedTiling(128, 8, 8), 12_288: PartedTiling(128, 16, 8)},
 }
 _SHARED_HEADS: Final = 8  # of keys: more were not measured
 _SHARING: Final = range(2, 9)  # query heads to one of keys: with one, steps of GPT-2 XL take 1.03 of the time
