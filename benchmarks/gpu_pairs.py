@@ -1,7 +1,8 @@
 """Encoder-decoders on a GPU beside transformers and the memory floor, in one run.
 
     python benchmarks/gpu_pairs.py [--shapes bart-large whisper-large-v3 t5-large] [--rows 1 8] [--beams 1 4]
-        [--new 128] [--rounds 3] [--source 512] [--profile] [--no-reference]
+        [--ways greedy top-k top-p temperature suppressed] [--new 128] [--rounds 3] [--source 512] [--profile]
+        [--no-reference]
 
 Weights are random and the same for both, in bfloat16. Greedy decoding (or beams) without an end token. A step's time is
 the difference between `--new` tokens and a quarter of them, over their number: the encoder and the first steps are left
@@ -94,6 +95,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SHAPES["nllb-600m"] = ("M2M100", {**SHAPES["bart-large"][1], "vocab_size": 256206, "scale_embedding": True})
 CLASSES = {"Marian": "MarianMTModel"}  # others are called …ForConditionalGeneration
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "top-k": {"do_sample": True, "top_k": 50, "top_p": 0.9},
+    "top-p": {"do_sample": True, "top_k": 0, "top_p": 0.9},
+    "temperature": {"do_sample": True, "top_k": 0, "temperature": 0.8},
+    "suppressed": {"do_sample": False, "suppress_tokens": list(range(50, 120))},
+}
 Run = Callable[[int], Any]  # of so many new tokens
 
 
@@ -164,6 +172,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
     parser.add_argument("--beams", type=int, nargs="+", default=[1])
+    parser.add_argument("--ways", nargs="+", default=["greedy"], choices=list(WAYS))
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--source", type=int, default=512)
@@ -182,7 +191,8 @@ def main() -> None:
             for beams in options.beams:
                 source = draw_source(model, rows, options.source)
                 peer = None if options.no_reference else reference
-                measure_one(shape, model, peer, source, rows, beams, options, bandwidth)
+                for way in options.ways:
+                    measure_one(shape, model, peer, source, rows, beams, way, options, bandwidth)
         del model, reference
         gc.collect()
         torch.cuda.empty_cache()
@@ -195,17 +205,18 @@ def measure_one(
     source: dict[str, torch.Tensor],
     rows: int,
     beams: int,
+    way: str,
     options: argparse.Namespace,
     bandwidth: float,
 ) -> None:
     """One line of the table."""
-    asked = {"num_beams": beams, "eos_token_id": None, "do_sample": False}
+    asked = {"num_beams": beams, "eos_token_id": None, **WAYS[way]}
 
     def ours(count: int) -> None:
         unspool.generate(model, **source, **asked, max_new_tokens=count)
 
     def theirs(count: int) -> None:
-        told = {"max_new_tokens": count, "num_beams": beams, "do_sample": False}
+        told = {"max_new_tokens": count, "num_beams": beams, **WAYS[way]}
         from transformers.generation import GenerationMixin
 
         GenerationMixin.generate(reference, **source, **told)  # Whisper's own would divide sounds into windows first
@@ -215,7 +226,7 @@ def measure_one(
     here = measure(ours, options.new, options.rounds)
     length = model.info.features.positions if model.info.features is not None else options.source
     floor = 1e3 * count_bytes(model, rows, length) / bandwidth
-    told = f"{shape:18} rows {rows:3} beams {beams}: {here:.4f} ms a step ({path}), "
+    told = f"{shape:18} rows {rows:3} beams {beams} {way}: {here:.4f} ms a step ({path}), "
     told += f"{floor / here:.2f} of the floor {floor:.4f}"
     if reference is not None:
         theirs(8)
