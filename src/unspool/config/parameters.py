@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from unspool.config.named import NamedSettings
 from unspool.config.parameter import (
     LARGEST_COUNT,
     Kind,
@@ -248,6 +249,12 @@ class Parameters(Mapping[str, Parameter]):
 
 
 PARAMETERS: Final[Mapping[str, Parameter]] = Parameters()
+
+
+def is_on(settings: NamedSettings, name: str) -> bool:
+    """Whether a setting is given, and not with a value that switches it off."""
+    value = getattr(settings, name)
+    return value is not None and value not in PARAMETERS[name].off
 
 
 def find_own() -> tuple[str, ...]:
