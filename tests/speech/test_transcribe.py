@@ -183,6 +183,17 @@ def test_a_reader_of_text_hears_nothing() -> None:
         load_model("gpt2").transcribe(np.ones(RATE))
 
 
+def test_a_grammar_describes_one_window_without_timestamps(lm: unspool.LanguageModel) -> None:
+    words = [f"{WORDS[5]}{WORDS[17]}"]
+    assert lm.transcribe(draw_sound(0.3), choice=words, **SURE).text == words[0].strip()
+    for seconds, stamps in ((0.3, True), (0.3, "word"), (1.9, False)):
+        with pytest.raises(SettingError, match="timestamps are written into this one"):
+            lm.transcribe(draw_sound(seconds), choice=words, return_timestamps=stamps, **SURE)
+    features = torch.zeros(1, 16, WINDOW)
+    with pytest.raises(SettingError, match="timestamps are written into this one"):
+        lm.generate({"input_features": features}, choice=words, return_timestamps=True)
+
+
 def test_an_english_model_has_no_choice(lm: unspool.LanguageModel) -> None:
     import copy
 
