@@ -15,7 +15,7 @@ from unspool.api.speech import prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.config.pairs import check_methods
-from unspool.decoding.inputs import read_prompts
+from unspool.decoding.inputs import check_counted, read_prompts
 from unspool.decoding.observer import Observer
 from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts, continue_prompts
@@ -150,6 +150,9 @@ def _prepare(
         check_room(hooks.cache, plan, shape)
     core = _compile(opened.model, plan)
     _check_call(opened.settings, core, shape, hooks)
+    if prompts.source is not None:
+        held = 0 if hooks.cache is None else max(hooks.cache.lengths, default=0)
+        check_counted(prompts, core.info, held, plan.settings.prefill_chunk_size)
     if prefix_ids:
         prompts = _continue(prompts, prefix_ids, core, plan, hooks)
     run = Run(core, prompts, plan, hooks)
