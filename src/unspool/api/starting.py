@@ -24,7 +24,7 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.plan import Plan, PromptShape, settle
 from unspool.plan.pairs import Facts
-from unspool.plan.past_keys import check_room, read_cache
+from unspool.plan.past_keys import check_room, check_texts, read_cache
 from unspool.plan.tables.calls import OF_CALL
 from unspool.protocols import Compilable, Model
 from unspool.stopping import as_criteria_list
@@ -191,7 +191,10 @@ def _read_cache(opened: OpenedCall, prompts: Prompts) -> Any:
     if opened.given.prepared is not None:
         return opened.past_key_values
     sources = None if prompts.source is None else prompts.source.lengths
-    return read_cache(opened.past_key_values, prompts.lengths, sources, opened.model)
+    cache = read_cache(opened.past_key_values, prompts.lengths, sources, opened.model)
+    if cache is not None and sources is None and min(prompts.lengths) < prompts.width:
+        check_texts(cache, prompts.list_tokens())
+    return cache
 
 
 def _settle(opened: OpenedCall, shape: PromptShape, assistant: Assistant | None) -> Plan:
