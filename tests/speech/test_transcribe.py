@@ -194,6 +194,26 @@ def test_a_grammar_describes_one_window_without_timestamps(lm: unspool.LanguageM
         lm.generate({"input_features": features}, choice=words, return_timestamps=True)
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("langauge", "language"),
+        ("retrun_timestamps", "return_timestamps"),
+        ("num_beam", "num_beams"),
+        ("batchsize", "batch_size"),
+        ("logits_processors", "logits_processor"),
+        ("progres", "progress"),
+    ],
+)
+def test_a_misspelt_option_is_named(lm: unspool.LanguageModel, asked: str, meant: str) -> None:
+    for call in (lm.transcribe, lambda *given, **more: list(lm.stream_segments(*given, **more))):
+        with pytest.raises(SettingError, match=rf"transcribe\(\) has no setting '{asked}'; did you mean '{meant}'\?"):
+            call(draw_sound(0.3), **{asked: 1})
+    if meant not in ("batch_size", "progress"):
+        with pytest.raises(SettingError, match=f"has no setting '{asked}'; did you mean '{meant}'"):
+            lm.generate({"input_features": torch.zeros(1, 16, WINDOW)}, **{asked: 1})
+
+
 def test_an_english_model_has_no_choice(lm: unspool.LanguageModel) -> None:
     import copy
 

@@ -17,8 +17,10 @@ from unspool.api.speech import merge_speech
 from unspool.api.starting import start
 from unspool.callbacks import check_callback
 from unspool.config import GenerationConfig
+from unspool.config.parameters import ARGUMENTS
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats
+from unspool.plan.origins import refuse_unknown
 from unspool.protocols import FeatureShape, Model
 from unspool.speech.arguments import check_draws, read_temperatures, read_thresholds
 from unspool.speech.decoder import WindowDecoder
@@ -307,6 +309,7 @@ def generate_windows(lm: Any, prompt: Any, settings: Mapping[str, Any], streamer
 def split_options(settings: Mapping[str, Any], **given: Any) -> tuple[Options, dict[str, Any]]:
     """The options among a call's arguments, and the rest."""
     names = {one.name for one in fields(Options)}
+    refuse_unknown(settings, (*names, *ARGUMENTS, "progress"), "transcribe()")
     chosen = {name: value for name, value in settings.items() if name in names}
     return Options(**chosen, **given), {name: value for name, value in settings.items() if name not in names}
 

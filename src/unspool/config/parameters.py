@@ -217,6 +217,8 @@ ARGUMENTS: Final = (
     "prefix_ids",
     "tokenizer",
 )
+# Arguments of lm.generate() and its kin beside these.
+TEXT_ARGUMENTS: Final = ("chat", "negative_prompt", "prefix", "skip_special_tokens", "tool_choice", "tools")
 
 
 class Parameters(Mapping[str, Parameter]):
@@ -274,6 +276,6 @@ def check_new(part: str, parameters: Sequence[Parameter]) -> None:
         name = parameter.name
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
             raise PluginError(f"a setting needs a Python name, and {name!r:.80} is none")
-        if name in PARAMETERS or name in seen or name in ARGUMENTS or hasattr(config, name):
+        if name in (*PARAMETERS, *seen, *ARGUMENTS, *TEXT_ARGUMENTS) or hasattr(config, name):
             raise PluginError(f"there is a setting or an argument {name!r} already; give yours another name")
         seen.add(name)
