@@ -50,8 +50,8 @@ class GrammarLogitsProcessor(LogitsProcessor):
             raise SettingError(
                 about(
                     build.setting,
-                    "describes the whole text, and timestamps are written into this one, for return_timestamps or a "
-                    "sound of several windows; leave return_timestamps out, and give one window at a time",
+                    "describes the whole text, and timestamps are written into this one: they were asked for, or the "
+                    "sound has several windows; ask for none, and give one window at a time",
                 )
             )
         values = build.value if build.is_per_row else [build.value]
