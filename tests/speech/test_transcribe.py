@@ -185,10 +185,14 @@ def test_a_reader_of_text_hears_nothing() -> None:
 
 def test_a_grammar_describes_one_window_without_timestamps(lm: unspool.LanguageModel) -> None:
     words = [f"{WORDS[5]}{WORDS[17]}"]
-    assert lm.transcribe(draw_sound(0.3), choice=words, **SURE).text == words[0].strip()
+    streamed = io.BytesIO(write_wav(draw_sound(0.3)[:, None], RATE))  # whose length is not known before
+    for sound in (draw_sound(0.3), streamed):
+        assert lm.transcribe(sound, choice=words, **SURE).text == words[0].strip()
     for seconds, stamps in ((0.3, True), (0.3, "word"), (1.9, False)):
         with pytest.raises(SettingError, match="timestamps are written into this one"):
             lm.transcribe(draw_sound(seconds), choice=words, return_timestamps=stamps, **SURE)
+    with pytest.raises(SettingError, match="timestamps are written into this one"):
+        lm.transcribe(io.BytesIO(write_wav(draw_sound(1.9)[:, None], RATE)), choice=words, **SURE)
     features = torch.zeros(1, 16, WINDOW)
     with pytest.raises(SettingError, match="timestamps are written into this one"):
         lm.generate({"input_features": features}, choice=words, return_timestamps=True)
