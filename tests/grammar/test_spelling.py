@@ -136,3 +136,17 @@ def test_the_end_of_a_text_is_a_token_that_the_tokenizer_has(ends: tuple[int, ..
     assert find_vocabulary(tokenizer, 500, ends).ends == (2,)
     num_tokens = tokenizer.backend_tokenizer.get_vocab_size()
     assert find_vocabulary(tokenizer, 500, [400]).ends == (num_tokens - 1,)
+
+
+def test_a_text_that_is_too_complex_is_not_taken_for_one_without_tokens() -> None:
+    source = read_source("regex", "a{9999999}")
+    assert source is not None
+    with pytest.raises(SettingError, match=r"`regex` can't be kept: lexer error: too many expressions constructed$"):
+        compile_grammar(source, find_vocabulary(make_tokenizer(), 160))
+
+
+def test_an_error_shows_the_pattern_once() -> None:
+    source = read_source("regex", "a[")
+    assert source is not None
+    with pytest.raises(SettingError, match=r"unclosed character class$"):
+        compile_grammar(source, find_vocabulary(make_tokenizer(), 160))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
@@ -87,6 +88,8 @@ def _check_beginning(source: GrammarSource, matcher: Any, vocabulary: GrammarVoc
         if len(allowed) > 1 or allowed == list(vocabulary.ends):
             return
         if not allowed or matcher.try_consume_tokens(allowed) != 1:  # a tokenizer's unknown token stands for no text
+            if matcher.is_error():  # the text is too complex for the limits
+                raise _refuse(source, matcher.get_error())
             forced = matcher.compute_ff_bytes().decode(errors="replace")
             lacking = f"none for {excerpt(forced)}" if forced else "none that may come next"
             raise _refuse_text(source, lacking)
@@ -111,8 +114,9 @@ def _refuse_text(source: GrammarSource, lacking: str) -> SettingError:
 
 
 def read_error(message: str) -> str:
-    """What the grammar library says, on one line and without its state."""
-    return " ".join(message.split("<state>")[0].split())[:600]
+    """What the grammar library says, on one line, without its state and the line that it read."""
+    said = " ".join(message.split("<state>")[0].replace("<non-verbose/>", "").split())
+    return re.sub(r" \d+ \| .*", "", said)[:600]
 
 
 def _refuse(source: GrammarSource, message: str) -> SettingError:
