@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unspool.errors import MAX_MESSAGE, SettingError
-from unspool.wording import Names, Setting, Wording, about, word
+from unspool.wording import Names, Setting, Wording, about, suggest, word
 
 
 class Shouted(Names):
@@ -51,3 +51,31 @@ def test_an_error_keeps_its_wording() -> None:
     assert str(error) == str(again) == "`seed` is odd" and again.wording == error.wording
     assert SettingError("odd").wording is None
     assert len(str(SettingError(about("seed", "x" * 9999)))) <= MAX_MESSAGE
+
+
+KNOWN = ("stop_strings", "stopping_criteria", "top_p", "temperature", "num_beams", "num_beam_groups", "language")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("langauge", "language"),
+        ("num_beam", "num_beams"),
+        ("stop", "stop_strings"),
+        ("temp", "temperature"),
+        ("stopping", "stopping_criteria"),
+        ("tpo_p", "top_p"),
+        ("to", ""),
+        ("picture", ""),
+        ("", ""),
+    ],
+)
+def test_what_a_name_was_meant_to_be(name: str, meant: str) -> None:
+    assert suggest(name, KNOWN) == (f"; did you mean {meant!r}?" if meant else "")
+    assert suggest(name, KNOWN, str) == (f"; did you mean {meant}?" if meant else "")
+
+
+@given(st.text(max_size=90), st.lists(st.text(max_size=20), max_size=8))
+def test_a_suggestion_is_a_known_name(name: str, known: list[str]) -> None:
+    found = suggest(name, known)
+    assert not found or any(found == f"; did you mean {one!r}?" for one in known)

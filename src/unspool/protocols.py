@@ -52,6 +52,7 @@ class ModelInfo:
     embedding_size: int | None = None  # numbers to a token's embedding, if it differs from `hidden_size`
     longest_source: int | None = None  # positions that an encoder reads at most; None if there is no bound
     features: FeatureShape | None = None  # what its encoder reads instead of tokens; None: it reads tokens
+    uncounted_id: int | None = None  # a token that has a position in no text's first pass, though it has in later ones
     why_single: str = ""  # why it reads one token a pass behind its prompt, and no drafts; empty: it reads any number
     why_even: str = ""  # why all rows of a batch must grow alike, so that drafts are for one row; empty: they need not
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache

@@ -6,6 +6,8 @@ name of the field that it sent. So a message keeps its settings apart from its t
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Final
@@ -82,6 +84,21 @@ def about(setting: str | Setting, text: str) -> Wording:
     """A message that begins with a setting, and names no other."""
     named = Setting(setting) if isinstance(setting, str) else setting
     return Wording((named, text if text.startswith((":", ",")) else f" {text}"))
+
+
+def suggest(name: str, known: Iterable[str], write: Callable[[str], str] = repr) -> str:
+    """`; did you mean …?` for the known name that an unknown one was probably meant to be, or nothing.
+
+    That is one with nearly the same letters, the only one that begins with the word (`stop`) or its letters (`temp`),
+    or the nearest.
+    """
+    name, names = name[:64], list(dict.fromkeys(known))
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    for start in (f"{name}_", name) if len(name) > 2 else ():
+        begun = [one for one in names if one.startswith(start)]
+        found = found or (begun if len(begun) == 1 else [])
+    found = found or difflib.get_close_matches(name, names, n=1, cutoff=0.65)
+    return f"; did you mean {write(found[0])}?" if found else ""
 
 
 def _read_spec(setting: Setting, spec: str) -> Setting:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+MODELS = Path(__file__).parents[1] / "conformance" / "goldens" / "models"
 SMALL = ("--device", "cpu", "--new", "4", "--prompt", "5", "--prefill", "12", "--batch", "2", "--rounds", "2")
 
 
@@ -57,6 +58,15 @@ def test_table_json_and_chart(cli: Callable[..., Any], tiny: str, tmp_path: Path
 def test_what_cant_be_is_refused(cli: Callable[..., Any], tiny: str, words: tuple[str, ...], message: str) -> None:
     ended = cli("bench", tiny, *SMALL, *words)
     assert ended.code == 2 and message in ended.err and ended.out == ""
+
+
+def test_an_encoder_decoder_is_measured_beside_transformers(cli: Callable[..., Any], tmp_path: Path) -> None:
+    figures = tmp_path / "x.json"
+    words = ("--prompt", "100", "--prefill", "120", "--new", "20", "--peer", "transformers", "--json", str(figures))
+    ended = cli("bench", str(MODELS / "bart"), *SMALL, *words)
+    assert ended.code == 0, ended.err
+    for scenario in json.loads(figures.read_text())["scenarios"]:
+        assert all(each["same_tokens"] == 1.0 for each in scenario["engines"].values())
 
 
 def test_only_what_is_asked_is_measured(cli: Callable[..., Any], tiny: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import unspool
 from unspool.cli import main as front
 from unspool.cli import models
-from unspool.cli.parser import join_flags, suggest
+from unspool.cli.parser import join_flags
 
 
 def test_version(cli: Callable[..., Any]) -> None:
@@ -136,8 +136,3 @@ def test_arguments_come_from_the_command_line(
 )
 def test_flags_take_a_value_only_where_it_is_one(words: list[str], joined: list[str]) -> None:
     assert join_flags(words, {"--do-sample"}) == joined
-
-
-def test_suggestions_are_near_or_none() -> None:
-    assert suggest("modles", ["models", "run"]) == "; did you mean models?"
-    assert suggest("xyz", ["models", "run"]) == ""

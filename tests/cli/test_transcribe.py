@@ -65,6 +65,15 @@ def test_one_file_for_each_sound(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert "--force" in capsys.readouterr().err
 
 
+def test_a_grammar(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["transcribe", "-m", str(folder), *SURE, "--choice", " w5 w17"]
+    assert main([*words, str(folder / "two.wav")]) == 0
+    assert capsys.readouterr().out == "w5 w17\n"
+    for more in (["--word-timestamps", "--format", "json", str(folder / "two.wav")], [str(folder / "one.wav")]):
+        assert main([*words, *more]) == 2
+        assert "`choice` describes the whole text, and timestamps are written" in capsys.readouterr().err
+
+
 def test_standard_input(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     samples = np.round(draw_sound(1.3) * 32_000).astype("<i2").tobytes()
     for content, more in ((write_wav(draw_sound(1.3)[:, None], 16_000), []), (samples, ["--raw-rate", "16000"])):

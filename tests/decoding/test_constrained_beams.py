@@ -304,6 +304,13 @@ def test_forced_ends_need_no_room_where_nothing_is_constrained() -> None:
     assert found.shape == (1, 2)
 
 
+def test_ends_that_are_switched_off_take_no_room() -> None:
+    asked = {"num_beams": 2, "max_new_tokens": 4, "force_words_ids": [[5, 6, 7, 8]], "pad_token_id": 0}
+    off = {"forced_bos_token_id": -1, "forced_eos_token_id": -1}
+    found = [generate(FakeModel(VOCAB), [[3]], **asked, **more).tolist() for more in ({}, off)]
+    assert found[0] == found[1] == [[3, 5, 6, 7, 8]]
+
+
 def test_an_end_token_does_not_go_on() -> None:
     """A beam that a constraint pushes over an end token would be a sequence with an end in its middle."""
     found = generate(

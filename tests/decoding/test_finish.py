@@ -17,11 +17,14 @@ def test_the_last_tokens_say_what_the_history_says() -> None:
         criteria = StoppingCriteriaList([MaxLengthCriteria(chance.randrange(1, 9)), EosTokenCriteria(ends)])
         if chance.random() < 0.5:
             criteria.append(MaxTimeCriteria(chance.choice([-1.0, 1e9])))
-        finish = Finish(criteria)
+        is_last_forced = chance.random() < 0.5
+        finish = Finish(criteria, is_last_forced=is_last_forced)
         history = torch.tensor([[chance.randrange(6) for _ in range(5)] for _ in range(4)])
         assert not finish.needs_history
         found = [finish.explain_token(token, 5) for token in history[:, -1].tolist()]
         assert found == finish.explain(history, None)
+        if is_last_forced and finish.ends_at(5):  # an end token was put there: the limit cut the text
+            assert set(found) == {"length"}
         assert finish.ends_at(5) == ("length" in finish.explain(torch.full((1, 5), 9), None))
 
 

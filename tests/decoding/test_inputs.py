@@ -256,6 +256,32 @@ def test_rows_that_ended_early_go_on_from_their_own_tokens() -> None:
         assert found[:, max(map(len, rows)) :].tolist() == expect(model, rows)
 
 
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("hides", ["the mask", "the pad token"])
+def test_a_token_that_a_cache_holds_is_not_hidden(kind: str, hides: str) -> None:
+    """Its key has a position, so that without the token all others behind it would stand at wrong ones."""
+    model = FakeModel()
+    rows, cache = first_turn(model, ROWS, CACHES[kind]())
+    pad = rows[1][-3]  # one that was written
+    rows = [row + more for row, more in zip(rows, ([1, 2], [3], [4, 5, 6]), strict=True)]
+    given = pad_left(rows)
+    shown = {**given, "past_key_values": cache, "max_new_tokens": NEW, "pad_token_id": pad}
+    kept = cache.clone()
+    expected = generate(model, **shown)[:, max(map(len, rows)) :].tolist()
+    assert expected == expect(model, rows)
+    shown["past_key_values"] = kept
+    if hides == "the mask":
+        shown["attention_mask"] = given["attention_mask"] * given["input_ids"].ne(pad)
+    else:
+        ids = given["input_ids"].clone()
+        ids[given["attention_mask"] == 0] = pad
+        shown |= {"input_ids": ids, "attention_mask": None}
+    model.num_passes = 0
+    with pytest.raises(SettingError, match=f"past_key_values hold the token {pad} at position .* attention_mask hides"):
+        generate(model, **shown)
+    assert model.num_passes == 0
+
+
 def test_a_callers_cache_keeps_its_rows_without_an_output_object() -> None:
     model = FakeModel()
     eos = [decode_slowly(model, ROWS[0], 4)[0]]

@@ -218,3 +218,16 @@ def test_what_is_no_criterion_is_refused_before_the_first_pass(criteria: Any) ->
 def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(SettingError, match="pass the model's `tokenizer` too"):
         generate(FakeModel(), [[1, 2]], stop_strings="x")
+
+
+@pytest.mark.parametrize("more", [{}, {"num_beam_groups": 2, "diversity_penalty": 0.5}, {"force_words_ids": [[5]]}])
+def test_a_trace_and_a_stream_of_beams_say_that_a_forced_end_is_the_limits(more: dict[str, Any]) -> None:
+    asked = {"num_beams": 4, "max_new_tokens": 4, "min_new_tokens": 3, "eos_token_id": 7, "forced_eos_token_id": 7}
+    asked |= {"pad_token_id": 0, **more}
+    given = [[1, 2, 3], [4, 5, 6]]
+    assert reasons(FakeModel(), inputs=given, **asked) == dict.fromkeys(range(2), "length")
+    traced = generate(FakeModel(), given, **asked, return_dict_in_generate=True, return_beam_trace=True)
+    found = traced.beam_trace
+    assert {one.reason for one in found.returned} == {"length"}
+    ended = {one.reason for step in found.steps for one in step.candidates if one.token == 7 and step.step == 4}
+    assert ended == {"length"}

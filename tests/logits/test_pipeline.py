@@ -143,6 +143,13 @@ def test_each_setting_switches_its_processor_on_and_its_neutral_value_off() -> N
     )
 
 
+@pytest.mark.parametrize(("forced", "begin"), [(None, 1), (-1, 1), (4, 2)])
+def test_a_forced_start_that_is_off_moves_no_begin(forced: int | None, begin: int) -> None:
+    config = GenerationConfig(begin_suppress_tokens=[5], forced_bos_token_id=forced)
+    *_, suppressing = build_processors(config, Context(2, VOCAB, 1, 20))
+    assert suppressing.begin_index == begin
+
+
 def test_one_value_a_prompt_is_repeated_for_its_sequences() -> None:
     config = GenerationConfig(do_sample=True, temperature=[0.5, 2.0], top_k=0)
     (warper,) = build_processors(config, Context(4, VOCAB, 3, 20))

@@ -194,11 +194,26 @@ def test_outputs_need_an_output_object(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "near"),
-    [("temprature", "temperature"), ("max_tokens", "max_new_tokens"), ("num_beam", "num_beams"), ("topk", "top_k")],
+    [
+        *(
+            ("temprature", "temperature"),
+            ("max_tokens", "max_new_tokens"),
+            ("num_beam", "num_beams"),
+            ("topk", "top_k"),
+        ),
+        *(("stop", "stop_strings"), ("logit_processor", "logits_processor"), ("attention_msk", "attention_mask")),
+        *(("assistant_modle", "assistant_model"), ("streamr", "streamer"), ("tool", "tools")),
+    ],
 )
 def test_an_unknown_setting_names_the_near_one(asked: str, near: str) -> None:
     with pytest.raises(SettingError, match=f"no setting {asked!r}; did you mean {near!r}"):
         generate(FakeModel(), [[1, 2]], **{asked: 1})
+
+
+@pytest.mark.parametrize("name", ["language", "return_timestamps"])
+def test_what_is_for_speech_is_said_to_be(name: str) -> None:
+    with pytest.raises(SettingError, match=f"no setting {name!r}: it is for models of speech"):
+        generate(FakeModel(), [[1, 2]], **{name: 1})
 
 
 @pytest.mark.parametrize("name", ["pixel_values", "images"])

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import unspool
+from unspool.errors import SettingError
 
 CHINESE = (
     "他在北京的一家大公司工作了十年，去年才回到家乡。",
@@ -114,6 +115,18 @@ SAME: dict[str, dict[str, Any]] = {
 def test_ways_that_must_not_change_what_is_written(bart: unspool.LanguageModel, way: str) -> None:
     expected = bart.generate(list(WORDS)).texts
     assert bart.generate(list(WORDS), **SAME[way]).texts == expected
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_keep_a_grammar(
+    marian: unspool.LanguageModel, t5: unspool.LanguageModel, bart: unspool.LanguageModel, beams: int
+) -> None:
+    houses = ["Das Haus ist alt.", "Das Haus ist wunderbar.", "The house is wonderful."]
+    assert t5.generate(TITLES[1], choice=houses, num_beams=beams).text == houses[1]
+    assert marian.generate(CHINESE[1], regex="[A-Za-z ]+\\?", num_beams=beams).text == "Can you do me a favor?"
+    assert bart.generate("xylophone", choice=["zˈIləfˌOn", "zˈIləfˌOnz"], num_beams=beams).text == "zˈIləfˌOn"
+    with pytest.raises(SettingError, match=r"no tokens for: none for '\{'"):
+        t5.generate(TITLES[1], json_object=True)
 
 
 def test_several_pronunciations_by_sampling_and_groups(bart: unspool.LanguageModel) -> None:

@@ -46,6 +46,12 @@ def test_half_the_rate_and_two_channels_are_understood(whisper: unspool.Language
     assert "Please open the window. We will meet again tomorrow morning." in found.text
 
 
+def test_a_grammar_leaves_the_words(whisper: unspool.LanguageModel) -> None:
+    text = " ".join(text for text, _, _ in SPOKEN)
+    assert whisper.transcribe(FILE, regex="[a-z ]+").text == text.lower().replace(".", "")
+    assert whisper.transcribe(FILE, choice=[" My mother has a small red car.", f" {text}", " We will"]).text == text
+
+
 def test_the_adapter_writes_the_same(whisper: unspool.LanguageModel) -> None:
     pytest.importorskip("transformers")
     expected = whisper.transcribe(FILE, return_timestamps=True)

@@ -56,6 +56,10 @@ def test_transcriptions(server: RunningServer, sound: bytes) -> None:
         assert str(subtitles).startswith("WEBVTT")
         events = list(client.audio.transcriptions.create(model="ears", file=file, temperature=0, stream=True))
         assert events[-1].type == "transcript.text.done" and events[-1].text == expected.text
+        chosen = client.audio.transcriptions.create(model="ears", file=file, extra_body={"choice": '[" a tone"]'})
+        assert chosen.text == "a tone"
+        with pytest.raises(openai.BadRequestError, match="unknown field 'langauge'; did you mean 'language'"):
+            client.audio.transcriptions.create(model="ears", file=file, extra_body={"langauge": "en"})
         for asked in ({"response_format": "xml"}, {"nonsense": "1"}, {"temperature": "hot"}, {"stream": "yes"}):
             with pytest.raises(openai.BadRequestError):
                 client.audio.transcriptions.create(model="ears", file=file, extra_body=asked)

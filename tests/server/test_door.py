@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -224,3 +225,22 @@ def test_the_line_to_try_works_from_this_machine_and_names_the_key(capsys: pytes
     assert 'curl http://127.0.0.1:8000/v1/chat/completions -H "Authorization: Bearer $KEY" -d' in said
     print_ready("http://127.0.0.1:8000", "a model")
     assert "Authorization" not in capsys.readouterr().err
+
+
+def test_the_line_to_try_is_one_that_the_model_answers() -> None:
+    from unspool.server.models import Served
+    from unspool.server.serving import choose_example
+
+    def make(features: Any, template: str | None) -> Served:
+        lm: Any = SimpleNamespace(
+            model=SimpleNamespace(info=SimpleNamespace(features=features)),
+            tokenizer=SimpleNamespace(chat_template=template),
+        )
+        return Served("it", lambda: lm, lm=lm)
+
+    chat, plain, ears = make(None, "{{ messages }}"), make(None, None), make(object(), None)
+    assert choose_example([chat])[0] == "chat/completions" and '"model"' not in choose_example([chat])[1]
+    route, sent = choose_example([plain, chat])
+    assert route == "completions" and json.loads(sent[4:-1]) == {"model": "it", "prompt": "Once upon a time"}
+    assert choose_example([ears]) == ("audio/transcriptions", "-F file=@sound.wav")
+    assert choose_example([ears, chat])[1].endswith("-F model=it")

@@ -97,6 +97,32 @@ def test_an_answer_is_what_generate_gives(
     assert chunks[-2].choices[0].finish_reason == answer.choices[0].finish_reason
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 1},
+        {"temperature": 0, "stop": ["no such text"]},
+        {"temperature": 0, "prompt_lookup_num_tokens": 3},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"num_beams": 3},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+        {"num_beams": 3, "force_words": ["cat"]},
+    ],
+    ids=str,
+)
+def test_a_text_that_a_forced_end_cuts_was_too_long(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    settings = {"forced_eos_token_id": 2, "min_new_tokens": 5, "return_token_ids": True, **asked}
+    ask: Any = {"model": "fake", "prompt": "hello world", "max_tokens": 6, "extra_body": settings}
+    choice: Any = client.completions.create(**ask).choices[0]
+    assert choice.token_ids[-1] == 2 and len(choice.token_ids) == 6
+    assert choice.finish_reason == "length"
+    *_, last = client.completions.create(**ask, stream=True)
+    assert last.choices[0].finish_reason == "length"
+    settings |= {"forced_eos_token_id": -1, "suppress_tokens": [2]}
+    assert client.completions.create(**ask).choices[0].finish_reason == "length"
+
+
 def test_what_was_found_in_shared_blocks_is_counted(client: openai.OpenAI) -> None:
     prompt = "the cat sat on the mat " * 20
     counts = []

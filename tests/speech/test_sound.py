@@ -17,7 +17,7 @@ from tests.speech.sounds import resample
 from unspool.errors import InputError, MissingExtraError, SettingError
 from unspool.speech import resample as resampling
 from unspool.speech.resample import Resampler
-from unspool.speech.sound import RATE, Sound, open_sound, open_stream
+from unspool.speech.sound import RATE, Sound, measure_sound, open_sound, open_stream
 
 
 def play(pitch: float, seconds: float, rate: int) -> np.ndarray:
@@ -264,3 +264,15 @@ def test_other_formats_through_soundfile(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("this is no sound at all")
     with pytest.raises(InputError, match=r"is not sound that can be read: Format not recognised\. Give"):
         open_sound(tmp_path / "words.txt")
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 1.001, 3.0])
+def test_a_stream_is_measured_and_loses_nothing(seconds: float) -> None:
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, round(seconds * 16_000)).astype(np.float32)
+    content = write_wav(samples[:, None], 16_000)
+    expected = np.concatenate(list(open_sound(io.BytesIO(content)).blocks()))
+    measured = measure_sound(open_sound(io.BytesIO(content)), 1.0)
+    assert measured.seconds == (seconds if seconds <= 1 else None)
+    assert np.array_equal(np.concatenate(list(measured.blocks())), expected)
+    known = open_sound(samples)
+    assert measure_sound(known, 0.1) is known

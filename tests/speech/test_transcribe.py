@@ -183,6 +183,41 @@ def test_a_reader_of_text_hears_nothing() -> None:
         load_model("gpt2").transcribe(np.ones(RATE))
 
 
+def test_a_grammar_describes_one_window_without_timestamps(lm: unspool.LanguageModel) -> None:
+    words = [f"{WORDS[5]}{WORDS[17]}"]
+    streamed = io.BytesIO(write_wav(draw_sound(0.3)[:, None], RATE))  # whose length is not known before
+    for sound in (draw_sound(0.3), streamed):
+        assert lm.transcribe(sound, choice=words, **SURE).text == words[0].strip()
+    for seconds, stamps in ((0.3, True), (0.3, "word"), (1.9, False)):
+        with pytest.raises(SettingError, match="timestamps are written into this one"):
+            lm.transcribe(draw_sound(seconds), choice=words, return_timestamps=stamps, **SURE)
+    with pytest.raises(SettingError, match="timestamps are written into this one"):
+        lm.transcribe(io.BytesIO(write_wav(draw_sound(1.9)[:, None], RATE)), choice=words, **SURE)
+    features = torch.zeros(1, 16, WINDOW)
+    with pytest.raises(SettingError, match="timestamps are written into this one"):
+        lm.generate({"input_features": features}, choice=words, return_timestamps=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("langauge", "language"),
+        ("retrun_timestamps", "return_timestamps"),
+        ("num_beam", "num_beams"),
+        ("batchsize", "batch_size"),
+        ("logits_processors", "logits_processor"),
+        ("progres", "progress"),
+    ],
+)
+def test_a_misspelt_option_is_named(lm: unspool.LanguageModel, asked: str, meant: str) -> None:
+    for call in (lm.transcribe, lambda *given, **more: list(lm.stream_segments(*given, **more))):
+        with pytest.raises(SettingError, match=rf"transcribe\(\) has no setting '{asked}'; did you mean '{meant}'\?"):
+            call(draw_sound(0.3), **{asked: 1})
+    if meant not in ("batch_size", "progress"):
+        with pytest.raises(SettingError, match=f"has no setting '{asked}'; did you mean '{meant}'"):
+            lm.generate({"input_features": torch.zeros(1, 16, WINDOW)}, **{asked: 1})
+
+
 def test_an_english_model_has_no_choice(lm: unspool.LanguageModel) -> None:
     import copy
 

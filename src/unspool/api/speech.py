@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from unspool.api.assistant import find_drafting
 from unspool.callbacks import check_callback
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.speech import ONE_WINDOW, WINDOWS
 from unspool.decoding.inputs import Inputs, read_prompts
 from unspool.decoding.prompts import EncoderInput
 from unspool.decoding.run import Run
@@ -19,7 +20,7 @@ from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.numeric import is_number
 from unspool.plan import merge
 from unspool.protocols import Encoded, Model
-from unspool.speech.arguments import ONE_WINDOW, WINDOWS, SpeechArguments, check_draws, read_arguments, take_arguments
+from unspool.speech.arguments import SpeechArguments, check_draws, read_arguments, take_arguments
 from unspool.speech.decoder import Start, WindowDecoder, Written, choose_temperature
 from unspool.speech.markers import begin, needs_detection
 from unspool.speech.picking import pick_row

@@ -15,7 +15,7 @@ from unspool.api.speech import prepare_window
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
 from unspool.config.pairs import check_methods
-from unspool.decoding.inputs import read_prompts
+from unspool.decoding.inputs import check_counted, read_prompts
 from unspool.decoding.observer import Observer
 from unspool.decoding.preparation import Hooks
 from unspool.decoding.prompts import Prompts, continue_prompts
@@ -24,7 +24,7 @@ from unspool.errors import SettingError, UnsupportedError
 from unspool.logits import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from unspool.plan import Plan, PromptShape, settle
 from unspool.plan.pairs import Facts
-from unspool.plan.past_keys import check_room, read_cache
+from unspool.plan.past_keys import check_room, check_texts, read_cache
 from unspool.plan.tables.calls import OF_CALL
 from unspool.protocols import Compilable, Model
 from unspool.stopping import as_criteria_list
@@ -150,6 +150,9 @@ def _prepare(
         check_room(hooks.cache, plan, shape)
     core = _compile(opened.model, plan)
     _check_call(opened.settings, core, shape, hooks)
+    if prompts.source is not None:
+        held = 0 if hooks.cache is None else max(hooks.cache.lengths, default=0)
+        check_counted(prompts, core.info, held, plan.settings.prefill_chunk_size)
     if prefix_ids:
         prompts = _continue(prompts, prefix_ids, core, plan, hooks)
     run = Run(core, prompts, plan, hooks)
@@ -188,7 +191,10 @@ def _read_cache(opened: OpenedCall, prompts: Prompts) -> Any:
     if opened.given.prepared is not None:
         return opened.past_key_values
     sources = None if prompts.source is None else prompts.source.lengths
-    return read_cache(opened.past_key_values, prompts.lengths, sources, opened.model)
+    cache = read_cache(opened.past_key_values, prompts.lengths, sources, opened.model)
+    if cache is not None and sources is None and min(prompts.lengths) < prompts.width:
+        check_texts(cache, prompts.list_tokens())
+    return cache
 
 
 def _settle(opened: OpenedCall, shape: PromptShape, assistant: Assistant | None) -> Plan:

@@ -17,8 +17,11 @@ from unspool.api.speech import merge_speech
 from unspool.api.starting import start
 from unspool.callbacks import check_callback
 from unspool.config import GenerationConfig
+from unspool.config.parameters import ARGUMENTS
+from unspool.config.structures import find_structure
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.outputs import Generation, Stats
+from unspool.plan.origins import refuse_unknown
 from unspool.protocols import FeatureShape, Model
 from unspool.speech.arguments import check_draws, read_temperatures, read_thresholds
 from unspool.speech.decoder import WindowDecoder
@@ -26,7 +29,7 @@ from unspool.speech.features import FRAMES_PER_SECOND, Frames
 from unspool.speech.languages import find_language
 from unspool.speech.markers import check_choice, read_markers
 from unspool.speech.results import Segment, Transcription, Word
-from unspool.speech.sound import Sound, open_sound
+from unspool.speech.sound import Sound, measure_sound, open_sound
 from unspool.speech.windows import Course, SoundCursor, WindowResult, decode_windows
 from unspool.speech.words import group_words, trim_edges
 from unspool.text import Tokenizer
@@ -88,6 +91,9 @@ class Transcriber:
         self._shape: FeatureShape = core.info.features
         self._check()
         settings = merge_speech(core, self.options.generation_config, self.settings)
+        if find_structure(settings) is not None:  # it describes the text of one window, so a length must be known
+            longest = self._shape.frames / FRAMES_PER_SECOND
+            self.sounds = [measure_sound(sound, longest) for sound in self.sounds]
         self._markers = read_markers(settings, core.info)
         self._markers.require_timestamps()
         self._course = self._plan_course()
@@ -307,6 +313,7 @@ def generate_windows(lm: Any, prompt: Any, settings: Mapping[str, Any], streamer
 def split_options(settings: Mapping[str, Any], **given: Any) -> tuple[Options, dict[str, Any]]:
     """The options among a call's arguments, and the rest."""
     names = {one.name for one in fields(Options)}
+    refuse_unknown(settings, (*names, *ARGUMENTS, "progress"), "transcribe()")
     chosen = {name: value for name, value in settings.items() if name in names}
     return Options(**chosen, **given), {name: value for name, value in settings.items() if name not in names}
 

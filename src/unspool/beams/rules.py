@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unspool.config import GenerationConfig
+from unspool.config.parameters import is_on
 from unspool.constraints import Constraint, DisjunctiveConstraint, make_constraints
 from unspool.constraints.distance import count_fewest_steps, describe_constraint, holds, list_phrases
 from unspool.errors import SettingError
@@ -41,7 +42,7 @@ def prepare_constraints(settings: GenerationConfig, *, vocab_size: int, end_ids:
 
 def count_free_places(settings: GenerationConfig, max_new_tokens: int) -> int:
     """How many of the new tokens are not forced by a setting, to what is no part of a constraint."""
-    return max_new_tokens - (settings.forced_eos_token_id is not None) - (settings.forced_bos_token_id is not None)
+    return max_new_tokens - sum(is_on(settings, name) for name in ("forced_bos_token_id", "forced_eos_token_id"))
 
 
 def check_constraints(

@@ -5,7 +5,7 @@ runs them in turns, `floor` computes the memory bound, `report` and `chart` show
 measurement: requests that arrive over time, through the batch engine and in static batches.
 """
 
-from unspool.bench.benchmark import WORKS, Benchmark, make_benchmark
+from unspool.bench.benchmark import WORKS, Benchmark, check_sizes, make_benchmark
 from unspool.bench.chart import draw_chart
 from unspool.bench.engine import TimedEngine, Timing
 from unspool.bench.floor import find_floors, measure_bandwidth
@@ -36,6 +36,7 @@ __all__ = [
     "TimedEngine",
     "Timing",
     "TraceReport",
+    "check_sizes",
     "draw_chart",
     "draw_trace",
     "find_floors",

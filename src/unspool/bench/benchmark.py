@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from unspool.errors import SettingError
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.loading.source import open_source
+from unspool.protocols import ModelInfo
 
 WORKS: Final = ("decode", "prefill", "beam", "batch")
 QUANTIZE: Final = ("auto", "none", "int8", "int4", "fp8")
@@ -41,14 +42,42 @@ class Benchmark:
     only: tuple[str, ...] = WORKS
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        prefill = self.prefill if "prefill" in self.only else 0
+        return prefill if self.only == ("prefill",) else max(self.prompt, prefill)
+
+    @property
     def longest(self) -> int:
         """Positions of the longest text."""
-        return max(self.prompt + self.new, self.prefill + 1)
+        prefill = self.prefill + 1 if "prefill" in self.only else 0
+        return prefill if self.only == ("prefill",) else max(self.prompt + self.new, prefill)
 
     @property
     def most_rows(self) -> int:
         """Rows of the largest batch."""
         return max(8, self.batch if "batch" in self.only else 1)
+
+
+def check_sizes(info: ModelInfo, prompt: int, new: int, text: int, options: str) -> None:
+    """Raise if a model has no room for a prompt, for new tokens, or for a text of both; `options` are what sets them.
+
+    An encoder reads the prompt, so that the text of an encoder-decoder is a start token and the new ones.
+    """
+    if info.features is not None:
+        raise SettingError(f"a {info.family} model reads sound, and prompts of tokens are measured; use another model")
+    if info.is_encoder_decoder:
+        text = 1 + new
+        if info.longest_source is not None and prompt > info.longest_source:
+            raise SettingError(
+                f"the longest prompt would have {prompt} tokens, and the model's encoder reads at most "
+                f"{info.longest_source}; lower {options}"
+            )
+    if info.max_context is not None and text > info.max_context:
+        raise SettingError(
+            f"the longest text would have {text} tokens, and the model's context ends at {info.max_context}; lower "
+            f"{options}"
+        )
 
 
 def make_benchmark(model: str, *, offline: bool | None = None, **asked: Any) -> Benchmark:

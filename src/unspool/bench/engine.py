@@ -44,6 +44,7 @@ class TimedEngine(Protocol):
 
     name: str
     can: frozenset[str]  # the names of the scenarios that it supports
+    reads_sources: bool  # it runs encoder-decoders, whose encoder reads the prompt
 
     def load(self) -> None:
         """Load the model."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from unspool.bench.scenarios import Scenario
+from unspool.models.encoder_decoder.layers import EncoderDecoderWeights
 from unspool.models.paths.library import LibraryPath
 from unspool.models.paths.path import WithPaths
 from unspool.models.weights import iterate_tensors
@@ -45,10 +46,11 @@ def _wait(device: torch.device) -> None:
 def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
     """Bytes that a step of a native model must read: every matrix once, and the keys of every row.
 
-    Of experts those that rows choose, as many as they would choose at random; of a matrix that has a copy in fewer
+    Of an encoder-decoder those of the decoder, without what made the source's keys, which are part of the context. Of
+    experts those that rows choose, as many as they would choose at random; of a matrix that has a copy in fewer
     bytes, the copy.
     """
-    tensors = list(iterate_tensors(model.weights))
+    tensors = list(iterate_tensors(_find_read(model.weights)))
     library = model.find_path("library") if isinstance(model, WithPaths) else None
     copies: dict[int, torch.Tensor | None] = {}
     if isinstance(library, LibraryPath):
@@ -69,7 +71,7 @@ def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
     head = {tensor.data_ptr() for tensor in iterate_tensors(model.get_output_embeddings())}
     for tensor in iterate_tensors(model.get_input_embeddings()):
         if tensor.data_ptr() not in head:
-            del read[tensor.data_ptr()]  # a row of it is read, not the table
+            read.pop(tensor.data_ptr(), None)  # a row of it is read, not the table
     shape = model.key_shape
     per_key = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
     seen = sum(
@@ -78,6 +80,15 @@ def count_step_bytes(model: Any, num_rows: int, context: int) -> int:
         if kind != "state"
     )
     return int(sum(read.values()) + num_rows * seen * per_key)
+
+
+def _find_read(weights: Any) -> Any:
+    """The weights that steps read."""
+    if not isinstance(weights, EncoderDecoderWeights):
+        return weights
+    stack = weights.decoder
+    crosses = [[cross.norm, cross.q, cross.out] for cross in stack.crosses]
+    return [stack.layers, crosses, stack.final_norm, weights.head]
 
 
 def find_floors(model: Any, scenarios: Sequence[Scenario], bandwidth: float) -> dict[str, float]:

@@ -16,6 +16,7 @@ class NativeEngine:
     """unspool with one quantisation of the weights."""
 
     can = frozenset(WORKS)
+    reads_sources = True
 
     def __init__(self, benchmark: Benchmark, quantize: str) -> None:
         self.name = "unspool" if quantize == "auto" else f"unspool {'plain' if quantize == 'none' else quantize}"
@@ -46,6 +47,8 @@ class NativeEngine:
         model = self.lm.model
         ids = torch.tensor([list(row) for row in prompts], device=model.device)
         asked: dict[str, Any] = {"num_beams": num_beams} if num_beams > 1 else {}
+        if model.info.is_encoder_decoder:
+            asked["decoder_start_token_id"] = self.lm.generation_config.decoder_start_token_id
         timing = Timing.begin()
         output = generate(
             model,
@@ -63,7 +66,7 @@ class NativeEngine:
             if num_new > 1:  # how steps run; a prompt alone may take another way
                 self._path = output.stats.path
             output = output["sequences"]
-        timing.tokens = output[:, ids.shape[1] :].tolist()
+        timing.tokens = output[:, -num_new:].tolist()
         if num_beams > 1:
             timing.note_step()
         return timing

@@ -139,7 +139,7 @@ class EncoderDecoderCache(PairSurface):
 
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows; a source stays shared if all rows that read it stay together."""
-        self.beams_left = None
+        self.beams_left = self.texts_held = None
         sources = [row // self.num_branches for row in index]
         first_of_each = sources[:: self.num_branches]
         if sources == [source for source in first_of_each for _ in range(self.num_branches)]:

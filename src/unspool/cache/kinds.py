@@ -5,7 +5,6 @@ A new kind is one entry of `KINDS`. Plans ask here what a kind needs, models ask
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Final
 
 from unspool.cache import making
@@ -25,14 +24,14 @@ from unspool.cache.static import StaticCache
 from unspool.cache.stores.quantization import OPTIONS
 from unspool.errors import SettingError, UnsupportedError
 from unspool.registry import Table, check_maker
+from unspool.wording import suggest
 
 
 def find_kind(name: str) -> CacheKindEntry:
     """The kind of that name, or the error that says which there are."""
     kind = KINDS.get(name)
     if kind is None:
-        near = difflib.get_close_matches(name, KINDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(map(repr, KINDS))}"
+        hint = suggest(name, KINDS) or f"; use one of {', '.join(map(repr, KINDS))}"
         raise UnsupportedError(f"this version has no cache of kind {name!r}{hint}")
     return kind
 
@@ -56,8 +55,7 @@ def read_options(name: str, config: Any) -> dict[str, Any]:
     for key in given:
         if key not in kind.options:
             known = ", ".join(kind.options) or "nothing"
-            near = difflib.get_close_matches(str(key), kind.options, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = suggest(str(key), kind.options)
             raise SettingError(f"`cache_config` has {key!r}, and a {name!r} cache takes {known}{hint}")
     if kind.check is not None:
         kind.check(given)

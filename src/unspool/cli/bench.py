@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,7 @@ def _execute_trace(arguments: argparse.Namespace, targets: dict[str, Path]) -> i
 def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceReport:
     from unspool.bench import (
         TraceReport,
+        check_sizes,
         find_prompts,
         make_benchmark,
         make_native_engines,
@@ -164,12 +166,9 @@ def _measure_trace(arguments: argparse.Namespace, line: ProgressLine) -> TraceRe
     own = make_native_engines(benchmark)[0]
     line.show(f"loading {own.name} …")
     own.load()
-    room, longest = own.lm.model.info.max_context, max(one.prompt + one.new for one in trace)
-    if room is not None and longest > room:
-        raise SettingError(
-            f"the longest text would have {longest} tokens, and the model's context ends at {room}; lower --prompt or "
-            "--new"
-        )
+    longest, most = max(one.prompt for one in trace), max(one.new for one in trace)
+    text = max(one.prompt + one.new for one in trace)
+    check_sizes(own.lm.model.info, longest, most, text, "--prompt or --new")
     prompts = find_prompts(trace, _write_story(own.lm, _STORY))
     served, stats = serve(own.lm, trace, prompts, benchmark.batch, line.show_bar)
     static = serve_statically(own.lm, trace, prompts, benchmark.batch, line.show_bar)
@@ -195,11 +194,12 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     benchmark = make_benchmark(arguments.model, offline=True if arguments.offline else None, **asked)
     own = make_native_engines(benchmark)
     engines: list[TimedEngine] = [*own, *make_peers(arguments.peer, benchmark)]  # raises before any model is loaded
+    tokens: list[int] = []
     for engine in engines:
         line.show(f"loading {engine.name} …")
         engine.load()
+        tokens = tokens or _make_prompt(benchmark, own[0], engines)  # of ours, which comes first
     scenarios = list_scenarios(benchmark)
-    tokens = _make_prompt(benchmark, own[0])
     line.show("measuring the memory …")
     bandwidth = measure_bandwidth(own[0].lm.device)
     results = run_rounds(engines, scenarios, lambda length: tokens[:length], benchmark.rounds, line.show_bar)
@@ -213,16 +213,16 @@ def _measure(arguments: argparse.Namespace, line: ProgressLine) -> Report:
     )
 
 
-def _make_prompt(benchmark: Benchmark, engine: NativeEngine) -> list[int]:
-    """As many tokens as the longest prompt needs."""
-    lm, length = engine.lm, max(benchmark.prompt, benchmark.prefill)
-    room = lm.model.info.max_context
-    if room is not None and benchmark.longest > room:
-        raise SettingError(
-            f"the longest text would have {benchmark.longest} tokens, and the model's context ends at {room}; lower "
-            "--prefill, --prompt or --new"
-        )
-    return _write_story(lm, length)
+def _make_prompt(benchmark: Benchmark, own: NativeEngine, engines: Sequence[TimedEngine]) -> list[int]:
+    """As many tokens as the longest prompt needs, of a model that all engines run."""
+    from unspool.bench import check_sizes
+
+    info, length = own.lm.model.info, benchmark.longest_prompt
+    check_sizes(info, length, benchmark.new, benchmark.longest, "--prefill, --prompt or --new")
+    for engine in engines:
+        if info.is_encoder_decoder and not engine.reads_sources:
+            raise SettingError(f"--peer {engine.name} runs decoders, and this model has an encoder; leave it out")
+    return _write_story(own.lm, length)
 
 
 def _write_story(lm: LanguageModel, length: int) -> list[int]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from unspool.cli.console import BOLD, DIM, paint, say, say_parts
 from unspool.cli.conversation import Conversation, SavedChat, describe_chat, read_chat
-from unspool.cli.parser import suggest
 from unspool.cli.reading import check_text
 from unspool.cli.report import count, format_stats
 from unspool.cli.session import Session
@@ -19,7 +18,7 @@ from unspool.cli.settings import find_setting, imply_sampling, read_value
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import InputError, SettingError, UnspoolError
 from unspool.small_files import write_text
-from unspool.wording import Setting
+from unspool.wording import Setting, suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def execute_line(session: Session, line: str) -> None:
     word, _, argument = line.strip().partition(" ")
     command = COMMANDS.get(_ALIASES.get(word, word))
     if command is None:
-        hint = suggest(word, COMMANDS) or "."
+        hint = suggest(word, COMMANDS, str) or "."
         raise InputError(
             f"there is no command {word[:80]}{hint} /help lists them; //… sends a line that begins with a slash"
         )

@@ -15,8 +15,9 @@ from typing import Protocol, TextIO, cast
 
 from unspool._version import __version__
 from unspool.cli.console import BOLD, is_debugging_asked, is_terminal, paint, say, say_bug, say_error
-from unspool.cli.parser import Parser, UsageError, suggest
+from unspool.cli.parser import Parser, UsageError
 from unspool.errors import UnspoolError
+from unspool.wording import suggest
 
 DONE, FAILED, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of standard output: errors of other files name them
@@ -107,7 +108,7 @@ def _dispatch(words: list[str]) -> int:
             print(f"unspool {__version__}")
             return DONE
         if word != "--debug":
-            raise UsageError(f"unknown option {word}{suggest(word, ('--help', '--version', '--debug'))}")
+            raise UsageError(f"unknown option {word}{suggest(word, ('--help', '--version', '--debug'), str)}")
     if name is None:
         print(_format_help(sys.stderr), file=sys.stderr)
         return REFUSED
@@ -118,7 +119,7 @@ def _dispatch(words: list[str]) -> int:
             return DONE
         name, rest = rest[0], ["--help"]
     if name not in COMMANDS:
-        hint = suggest(name, COMMANDS) or "."
+        hint = suggest(name, COMMANDS, str) or "."
         raise UsageError(f"there is no command {name[:80]!r}{hint} The commands are: {', '.join(COMMANDS)}")
     command = cast(Command, import_module(f"unspool.cli.{name.replace('-', '_')}"))
     return command.execute(command.build_parser().read([*before, *rest]))

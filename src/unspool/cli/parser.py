@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 from unspool.cli.console import BOLD, paint
 from unspool.errors import UnspoolError
+from unspool.wording import suggest
 
 FLAG = "true|false"  # the metavar of flags whose value may also be given
 _FLAG_WORDS = frozenset({"true", "false", "on", "off", "yes", "no", "none", "null"})
@@ -74,18 +74,14 @@ class Parser(argparse.ArgumentParser):
         name = option.partition("=")[0]
         if name in ("-m", "--model") and any("MODEL" in str(one.metavar) for one in self._get_positional_actions()):
             self.error(f"unknown option {name}: a model is named without one, as in {self.prog} NAME")
-        hint = suggest(name.replace("_", "-"), [known for known in self._option_string_actions if "_" not in known])
+        hint = suggest(
+            name.replace("_", "-"), [known for known in self._option_string_actions if "_" not in known], str
+        )
         self.error(f"unknown option {name}{hint}")
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting: the program's one place for errors prints it."""
         raise UsageError(f"{message} (see: {self.prog} --help)")
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` for the nearest known word, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def join_flags(words: Sequence[str], flags: Iterable[str]) -> list[str]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from unspool.cli.console import say, write
 from unspool.cli.model import add_model_options, load_model
-from unspool.cli.parser import Parser, UsageError, suggest
+from unspool.cli.parser import Parser, UsageError
 from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
 from unspool.errors import SettingError, UnspoolError
 from unspool.recipes.finding import FILE, describe_code, find_recipe, list_shipped
 from unspool.recipes.requirements import check_requirements
 from unspool.recipes.running import check_source, load_recipe
 from unspool.small_files import make_folder, write_text
+from unspool.wording import suggest
 
 _ACTIONS = {
     "new": "Write the folder of a new recipe.",
@@ -80,7 +81,7 @@ def build_parser() -> Parser:
 def execute(arguments: argparse.Namespace) -> int:
     """Do what the action says."""
     if arguments.action not in _ACTIONS:
-        hint = suggest(arguments.action, _ACTIONS)
+        hint = suggest(arguments.action, _ACTIONS, str)
         raise UsageError(f"there is no action {arguments.action[:80]!r}{hint} The actions are: {', '.join(_ACTIONS)}")
     if arguments.action == "list":
         for name in list_shipped():

@@ -110,7 +110,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if replicas is None:
         if arguments.route is not None:
             raise UsageError("--route is for a Ray cluster; use it with --ray")
-        options |= {"ready_file": arguments.ready_file, "loads_on_demand": arguments.on_demand}
+        options |= {"ready_file": arguments.ready_file, "loads_on_demand": arguments.on_demand, "announces": True}
     else:
         for name in ("ready_file", "on_demand"):
             if getattr(arguments, name):
@@ -119,11 +119,12 @@ def execute(arguments: argparse.Namespace) -> int:
 
         start = serve_on_ray
         options |= {"address": arguments.ray, "replicas": replicas, "route": arguments.route or "balanced"}
+        has_keys = arguments.api_key_file is not None
+        options["on_ready"] = lambda address: print_ready(address, ", ".join(models), needs_key=has_keys)
     start(
         models,
         host=arguments.host,
         port=arguments.port,
-        on_ready=lambda address: print_ready(address, ", ".join(models), needs_key=arguments.api_key_file is not None),
         allows_anyone=arguments.no_keys,
         keys=read_key_file(arguments.api_key_file) if arguments.api_key_file is not None else (),
         hosts=arguments.allowed_host,

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unspool.cli.parser import FLAG, Parser, suggest
+from unspool.cli.parser import FLAG, Parser
 from unspool.config.parameters import PARAMETERS, Kind, Parameter
 from unspool.config.values import LONGEST_TEXT, check_value
 from unspool.errors import LoadError, SettingError, UnsupportedError
 from unspool.small_files import read_bytes
+from unspool.wording import suggest
 
 LONGEST_VALUE = 1 << 20  # characters of one typed value
 LONGEST_SHOWN = 80  # of those, in an error
@@ -159,7 +160,7 @@ def find_setting(name: str) -> Parameter:
     parameter = PARAMETERS.get(plain)
     if parameter is None:
         known = [known for known, parameter in PARAMETERS.items() if is_typed(parameter)]
-        raise SettingError(f"there is no setting {name[:80]!r}{suggest(plain, known)}")
+        raise SettingError(f"there is no setting {name[:80]!r}{suggest(plain, known, str)}")
     if not is_typed(parameter):
         raise UnsupportedError(f"`{plain}` is an object and can't be typed; use it from Python: lm.generate(…)")
     return parameter

@@ -14,6 +14,7 @@ from unspool.cli.console import DIM, ProgressLine, clean, is_terminal, say, say_
 from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.settings import add_settings, collect_settings
+from unspool.config.structures import STRUCTURES
 from unspool.errors import InputError
 from unspool.small_files import make_folder, write_text
 
@@ -92,7 +93,10 @@ def _add_speech_options(parser: Parser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Load, listen, write."""
-    settings = {**collect_settings(arguments), **_collect_options(arguments)}
+    settings = collect_settings(arguments)
+    # A grammar describes the whole text, without the times that it would be written between.
+    stamps = "word" if arguments.word_timestamps else not any(settings.get(name) for name in STRUCTURES)
+    settings = {**settings, **_collect_options(arguments), "return_timestamps": stamps}
     kind = _choose_kind(arguments)
     targets = _find_targets(arguments, kind)
     sounds = _open_all(arguments)  # what can't be read is refused before a model is loaded
@@ -116,7 +120,7 @@ def _collect_options(arguments: argparse.Namespace) -> dict[str, Any]:
             found[name] = None if found[name] == "none" else _read_number(f"--{name.replace('_', '-')}", found[name])
     if arguments.temperature is not None:
         found["temperature"] = tuple(_read_number("--temperature", one) for one in arguments.temperature.split(","))
-    return {**found, "return_timestamps": "word" if arguments.word_timestamps else True}
+    return found
 
 
 def _read_number(name: str, text: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from unspool.config.named import NamedSettings
 from unspool.config.parameter import (
     LARGEST_COUNT,
     Kind,
@@ -216,6 +217,8 @@ ARGUMENTS: Final = (
     "prefix_ids",
     "tokenizer",
 )
+# Arguments of lm.generate() and its kin beside these.
+TEXT_ARGUMENTS: Final = ("chat", "negative_prompt", "prefix", "skip_special_tokens", "tool_choice", "tools")
 
 
 class Parameters(Mapping[str, Parameter]):
@@ -250,6 +253,12 @@ class Parameters(Mapping[str, Parameter]):
 PARAMETERS: Final[Mapping[str, Parameter]] = Parameters()
 
 
+def is_on(settings: NamedSettings, name: str) -> bool:
+    """Whether a setting is given, and not with a value that switches it off."""
+    value = getattr(settings, name)
+    return value is not None and value not in PARAMETERS[name].off
+
+
 def find_own() -> tuple[str, ...]:
     """The settings that the reference does not have."""
     return tuple(name for name, parameter in PARAMETERS.items() if parameter.is_ours)
@@ -267,6 +276,6 @@ def check_new(part: str, parameters: Sequence[Parameter]) -> None:
         name = parameter.name
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
             raise PluginError(f"a setting needs a Python name, and {name!r:.80} is none")
-        if name in PARAMETERS or name in seen or name in ARGUMENTS or hasattr(config, name):
+        if name in (*PARAMETERS, *seen, *ARGUMENTS, *TEXT_ARGUMENTS) or hasattr(config, name):
             raise PluginError(f"there is a setting or an argument {name!r} already; give yours another name")
         seen.add(name)

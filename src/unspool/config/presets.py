@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from pathlib import Path
 
 from unspool.config.generation import METADATA, GenerationConfig
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import ModelNotFoundError, SettingError, excerpt
 from unspool.small_files import read_json_object
+from unspool.wording import suggest
 
 _ENDINGS = ("", ".json", "_generation_config.json")
 _MOST_FILES = 200
@@ -25,12 +25,10 @@ def find_preset(name: str, folder: Path) -> Path:
         if place.is_file():
             return place
     known = list_presets(folder)
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     has = (
         f"it has {', '.join(known)}" if known else "it has none: GenerationConfig.save_pretrained(folder, 'name.json')"
     )
-    raise ModelNotFoundError(f"there is no preset {excerpt(name)} in {folder}{hint} ({has})")
+    raise ModelNotFoundError(f"there is no preset {excerpt(name)} in {folder}{suggest(name, known)} ({has})")
 
 
 def list_presets(folder: Path) -> list[str]:
@@ -52,9 +50,10 @@ def read_preset(name: str, folder: Path) -> GenerationConfig:
     values = read_json_object(path, is_strict=False)
     unknown = [key for key in values if key not in PARAMETERS and key not in METADATA]
     if unknown:
-        shown = []
-        for key in unknown[:8]:
-            near = get_close_matches(key, list(PARAMETERS), n=1, cutoff=0.65)
-            shown.append(f"{json.dumps(key)[:60]}{f' (did you mean {near[0]!r}?)' if near else ''}")
+        hints = [suggest(key, PARAMETERS).removeprefix("; ") for key in unknown[:8]]
+        shown = [
+            f"{json.dumps(key)[:60]} ({hint})" if hint else json.dumps(key)[:60]
+            for key, hint in zip(unknown, hints, strict=False)
+        ]
         raise SettingError(f"{path} has keys that are no generation settings: {', '.join(shown)}")
     return GenerationConfig.from_dict(values)

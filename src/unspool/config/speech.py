@@ -1,4 +1,5 @@
-"""The names under which a generation_config.json describes a model of speech; they are no settings of other models."""
+"""The names under which a generation_config.json describes a model of speech, and those of what generate() takes for it
+alone; they are no settings of other models."""
 
 from __future__ import annotations
 
@@ -20,3 +21,22 @@ SPEECH_FIELDS: Final = (
     "task",
     "task_to_id",
 )
+
+ONE_WINDOW: Final = ("return_timestamps", "task", "language", "is_multilingual", "prompt_ids")
+"""Arguments of generate() for such a model that a single window follows too."""
+
+WINDOWS: Final = (
+    "compression_ratio_threshold",
+    "condition_on_prev_tokens",
+    "force_unique_generate_call",
+    "logprob_threshold",
+    "monitor_progress",
+    "no_speech_threshold",
+    "num_segment_frames",
+    "prompt_condition_type",
+    "return_segments",
+    "return_token_timestamps",
+    "time_precision",
+    "time_precision_features",
+)
+"""Those of sounds that are read window by window."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from unspool.config.named import NamedSettings
-from unspool.config.parameters import PARAMETERS
+from unspool.config.parameters import is_on
 
 STRUCTURES: Final = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 """The settings that keep a text to a grammar; a call has one of them."""
@@ -13,8 +13,7 @@ STRUCTURES: Final = ("json_schema", "json_object", "regex", "choice", "grammar",
 
 def list_structures(settings: NamedSettings) -> list[str]:
     """Those that are on."""
-    values = {name: getattr(settings, name) for name in STRUCTURES}
-    return [name for name, value in values.items() if value is not None and value not in PARAMETERS[name].off]
+    return [name for name in STRUCTURES if is_on(settings, name)]
 
 
 def find_structure(settings: NamedSettings) -> str | None:

@@ -117,7 +117,8 @@ def _explain_not_stepped(run: Run, needs: Needs) -> str | None:
 def make_finish(run: Run) -> Finish:
     """The stops of a run that begins now."""
     parts = run.parts
-    return Finish(StoppingCriteriaList([*parts.criteria, *build_late_criteria(parts.plan, parts.hooks)]))
+    criteria = StoppingCriteriaList([*parts.criteria, *build_late_criteria(parts.plan, parts.hooks)])
+    return Finish(criteria, is_last_forced=parts.plan.is_last_forced)
 
 
 def take_apart(run: Run) -> PlainParts:

@@ -122,6 +122,11 @@ class CallCache:
             written = [max(written)] * len(written)
         real = [length + count - num_unread for length, count in zip(prompts, written, strict=True)]
         cache.truncate([min(held, length) for held, length in zip(cache.lengths, real, strict=True)])
+        if parts.prompts.source is None and parts.prompts.width and not self._holds_padding:
+            copies = parts.plan.num_return_sequences
+            begun = [text for text in parts.prompts.list_tokens() for _ in range(copies)]
+            rows = zip(begun, emitted, cache.lengths, strict=True)
+            cache.texts_held = [[*text, *new][:length] for text, new, length in rows]
 
     def find_held(self, emitted: Sequence[Sequence[int]]) -> tuple[list[int], Cache] | None:
         """The tokens that a call of one row has read, and the cache that holds them; None if it was let go."""
@@ -140,6 +145,7 @@ class CallCache:
         if settings.use_cache is False or self.held is None:  # the latter: stopped before it began
             return None
         cache: Any = self.held.merge()
+        cache.texts_held = self.held.texts_held
         plan = self._parts.plan
         is_in_order = plan.strategy == "beams" and not plan.do_sample  # groups and draws are sorted at the end
         if plan.num_beams > 1 and not (is_in_order and all(reason == "length" for reason in reasons)):

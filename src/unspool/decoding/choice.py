@@ -166,7 +166,6 @@ def make_group_beams(context: StrategyContext) -> Turns:
 def make_constrained_beams(context: StrategyContext) -> Turns:
     """Constrained beam search."""
     plan, settings = context.plan, _read_beams(context.plan)
-    is_last_forced = plan.settings.forced_eos_token_id is not None  # and no place for a constraint
     vocab_size = context.scorer.reader.model.info.vocab_size
     judge = PunctualScorer(
         batch_size=len(context.rows) // plan.num_beams,
@@ -179,7 +178,7 @@ def make_constrained_beams(context: StrategyContext) -> Turns:
         max_length=plan.max_length,
         is_strict=bool(plan.settings.strict_constraints),
         prompt_width=plan.prompt_width,
-        last_place=plan.max_length - is_last_forced,
+        last_place=plan.max_length - plan.is_last_forced,  # a forced token is no place for a constraint
         end_ids=plan.eos_token_ids,
     )
     trace = _make_trace(context)

@@ -18,7 +18,8 @@ from unspool.stopping.order import find_entry
 class Finish:
     """Asks every stopping criterion about every row, and remembers the first reason."""
 
-    def __init__(self, criteria: StoppingCriteriaList) -> None:
+    def __init__(self, criteria: StoppingCriteriaList, *, is_last_forced: bool = False) -> None:
+        self._is_last_forced = is_last_forced  # to an end token, which is then no end of the text's own
         # What the text says comes before what a limit says, whatever order they were given in.
         known = [(criterion, find_entry(criterion)) for criterion in criteria]
         ranked = sorted(known, key=lambda pair: OWN_RANK if pair[1] is None else pair[1].rank)
@@ -56,9 +57,12 @@ class Finish:
 
     def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
         """The reason why each row of (rows, width) is done, or None."""
-        num_rows = history.shape[0]
+        num_rows, width = history.shape
         reasons: list[str | None] = [None] * num_rows
+        is_cut = self.cuts_at(width)
         for criterion, reason in self._criteria:
+            if is_cut and reason in self._reason_of.values():
+                continue
             answer = criterion(history, scores)
             flags = as_row_flags(answer, num_rows, history.device)
             for row in torch.nonzero(flags).flatten().tolist():
@@ -69,6 +73,8 @@ class Finish:
         """The same for rows that got a token each and are now `width` columns long, if no history is needed."""
         assert not self.needs_history
         limit = next((reason for most, reason in self._limits if width >= most), None)
+        if self.cuts_at(width):
+            return [limit] * len(tokens)
         if limit is None:  # asked once: all rows end together
             limit = next((reason for is_over, reason in self._clocks if is_over()), None)
         return [self._reason_of.get(token, limit) for token in tokens]
@@ -89,6 +95,10 @@ class Finish:
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width, whatever their tokens are."""
         return any(width >= most for most, _ in self._limits)
+
+    def cuts_at(self, width: int) -> bool:
+        """Whether an end token in the last of `width` columns was forced there, and the limit is why the row ends."""
+        return self._is_last_forced and self.ends_at(width)
 
 
 class JoinedFinish(Finish):

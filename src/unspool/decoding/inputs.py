@@ -160,6 +160,18 @@ def _find_width(info: ModelInfo) -> int:
     return info.embedding_size or info.hidden_size
 
 
+def check_counted(prompts: Prompts, info: ModelInfo, num_held: int, chunk: int | None) -> None:
+    """Raise where a text that is begun holds a token without a position, and is not read in one first pass."""
+    if info.uncounted_id is None or not (num_held or (chunk or prompts.width) < prompts.width):
+        return
+    if bool(prompts.ids.eq(info.uncounted_id).any()):
+        name = "past_key_values" if num_held else "prefill_chunk_size"
+        raise UnsupportedError(
+            f"decoder_input_ids hold the pad token {info.uncounted_id}, to which a {info.family} model gives no "
+            f"position where it reads the whole text in one pass; leave `{name}` out"
+        )
+
+
 def _check_embeds(embeds: Any, width: int, name: str) -> torch.Tensor:
     if not isinstance(embeds, torch.Tensor) or embeds.dim() != 3 or not embeds.is_floating_point():
         raise InputError(f"{name} must be a floating-point tensor of the shape (rows, length, {width})")

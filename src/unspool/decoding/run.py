@@ -185,7 +185,7 @@ class Run:
         return make_turns(
             scorer,
             rows,
-            Finish(parts.criteria),
+            Finish(parts.criteria, is_last_forced=plan.is_last_forced),
             plan,
             rows_may_leave=not parts.wants_every_row,
             shows_table=hooks.shows_beams,

@@ -255,11 +255,9 @@ class PlainTask(Task):
     def note_quick(self, token: int, now: float) -> bool:
         """Look at the newest token of a lone row that ends with a token or a length; whether it has ended."""
         ends, row, stats = self.quick_ends, self._lone, self.run.stats
-        assert ends is not None and row is not None
-        reason, width = ends.get(token), self.width
-        if reason is None and width >= self._last_width:
-            assert self._finish is not None
-            reason = self._finish.explain_token(token, width)
+        assert ends is not None and row is not None and self._finish is not None
+        width = self.width
+        reason = self._finish.explain_token(token, width) if width >= self._last_width else ends.get(token)
         if self.first_at is None:
             self.first_at = now
             stats.first_token_seconds = now - self.submitted

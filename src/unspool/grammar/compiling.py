@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
-from unspool.errors import SettingError
+import numpy as np
+
+from unspool.errors import SettingError, excerpt
 from unspool.grammar.guard import check_guarded
 from unspool.grammar.schemas import find_path
 from unspool.grammar.sources import GrammarSource, require_library
@@ -15,6 +18,7 @@ from unspool.grammar.vocabulary import GrammarVocabulary
 from unspool.wording import about
 
 MOST_COMPILED: Final = 128  # per vocabulary
+_FARTHEST: Final = 64  # tokens that can't but come, which are looked at before a call
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -50,14 +54,17 @@ def compile_grammar(source: GrammarSource, vocabulary: GrammarVocabulary) -> Gra
             known.move_to_end(source.text)
             found: Grammar = known[source.text]
             return found
+    text = _begin_with_space(source.text) if vocabulary.drops_space and not source.is_free else source.text
     if not source.is_simple:
-        refused = check_guarded(vocabulary, source.text, LIMITS)
+        refused = check_guarded(vocabulary, text, LIMITS)
         if refused:
             raise _refuse(source, refused)
     library = require_library()
-    matcher = library.LLMatcher(vocabulary.tokens, source.text, log_level=0, limits=library.LLParserLimits(**LIMITS))
+    matcher = library.LLMatcher(vocabulary.tokens, text, log_level=0, limits=library.LLParserLimits(**LIMITS))
     if matcher.is_error():
         raise _refuse(source, matcher.get_error())
+    _check_choices(source, vocabulary)
+    _check_beginning(source, matcher.deep_copy(), vocabulary)
     made = Grammar(source, vocabulary, matcher)
     with _lock:
         known[source.text] = made
@@ -66,9 +73,50 @@ def compile_grammar(source: GrammarSource, vocabulary: GrammarVocabulary) -> Gra
     return made
 
 
+def _begin_with_space(text: str) -> str:
+    """A grammar of texts behind a space, which is not there when they are decoded."""
+    grammars = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    first = {"lark_grammar": '%llguidance {}\nstart: " " @behind_space'}
+    return json.dumps({"grammars": [first, {**grammars[0], "name": "behind_space"}, *grammars[1:]]})
+
+
+def _check_beginning(source: GrammarSource, matcher: Any, vocabulary: GrammarVocabulary) -> None:
+    """Raise if a vocabulary has no tokens for what every text of a grammar begins with."""
+    for _ in range(_FARTHEST):
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: vocabulary.size]).tolist()
+        if len(allowed) > 1 or allowed == list(vocabulary.ends):
+            return
+        if not allowed or matcher.try_consume_tokens(allowed) != 1:  # a tokenizer's unknown token stands for no text
+            if matcher.is_error():  # the text is too complex for the limits
+                raise _refuse(source, matcher.get_error())
+            forced = matcher.compute_ff_bytes().decode(errors="replace")
+            lacking = f"none for {excerpt(forced)}" if forced else "none that may come next"
+            raise _refuse_text(source, lacking)
+
+
+def _check_choices(source: GrammarSource, vocabulary: GrammarVocabulary) -> None:
+    """Raise for a choice that could be begun but never ended."""
+    tokens = vocabulary.tokens
+    for text in source.choices:
+        if tokens.decode_bytes(tokens.tokenize_str(text)) != text.encode():
+            raise _refuse_text(source, f"not for all of {excerpt(text)}")
+
+
+def _refuse_text(source: GrammarSource, lacking: str) -> SettingError:
+    return SettingError(
+        about(
+            source.setting,
+            f"asks for a text that this model has no tokens for: {lacking}; ask for texts of other characters, or "
+            "use another model",
+        )
+    )
+
+
 def read_error(message: str) -> str:
-    """What the grammar library says, on one line and without its state."""
-    return " ".join(message.split("<state>")[0].split())[:600]
+    """What the grammar library says, on one line, without its state and the line that it read."""
+    said = " ".join(message.split("<state>")[0].replace("<non-verbose/>", "").split())
+    return re.sub(r" \d+ \| .*", "", said)[:600]
 
 
 def _refuse(source: GrammarSource, message: str) -> SettingError:

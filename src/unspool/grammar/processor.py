@@ -18,6 +18,8 @@ from unspool.kernels.masks import keep_allowed
 from unspool.kernels.sending import send_beside
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.building import Build
+from unspool.logits.whisper import WhisperTimeStampLogitsProcessor
+from unspool.wording import about
 
 
 class GrammarLogitsProcessor(LogitsProcessor):
@@ -44,8 +46,16 @@ class GrammarLogitsProcessor(LogitsProcessor):
     def make(cls, build: Build) -> GrammarLogitsProcessor:
         """The processor that the call's setting asks for."""
         context = build.context
+        if any(isinstance(one, WhisperTimeStampLogitsProcessor) for one in context.custom):
+            raise SettingError(
+                about(
+                    build.setting,
+                    "describes the whole text, and timestamps are written into this one: they were asked for, or the "
+                    "sound has several windows; ask for none, and give one window at a time",
+                )
+            )
         values = build.value if build.is_per_row else [build.value]
-        vocabulary = find_vocabulary(context.tokenizer, context.vocab_size)
+        vocabulary = find_vocabulary(context.tokenizer, context.vocab_size, build.eos)
         specials = list_specials(context.tokenizer)
         made: dict[int, Grammar | None] = {}
         for one in values:

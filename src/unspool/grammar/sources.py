@@ -30,7 +30,13 @@ class GrammarSource:
     setting: str
     text: str
     schema: str = ""  # the JSON schema that it was made from
+    choices: tuple[str, ...] = ()  # the texts that it was made from
     is_simple: bool = False  # so small and plain that compiling it can't take long
+
+    @property
+    def is_free(self) -> bool:
+        """Whether what it describes may stand in any text."""
+        return self.setting == "structural_tag"
 
     @property
     def is_json(self) -> bool:
@@ -95,7 +101,7 @@ def _make_schema_source(setting: str, text: str) -> GrammarSource:
     schema = {} if schema is True else schema
     defaults = {"whitespace_pattern": _WHITE_SPACE}
     grammar: str = require_library().LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
-    return GrammarSource(setting, grammar, text, is_simple)
+    return GrammarSource(setting, grammar, text, is_simple=is_simple)
 
 
 def _read_object(_: Any) -> GrammarSource:
@@ -114,10 +120,9 @@ def _read_choice(value: Any) -> GrammarSource:
     if not 1 <= len(value) <= MOST_CHOICES:
         raise SettingError(about("choice", f"has {len(value)} texts; give 1 to {MOST_CHOICES}"))
     _check_size("choice", "".join(value))
-    schema = "|".join(re.escape(one) for one in sorted(set(value), key=len, reverse=True))
-    return GrammarSource(
-        "choice", require_library().LLMatcher.grammar_from_regex(schema), is_simple=len(schema) <= 4_096
-    )
+    pattern = "|".join(re.escape(one) for one in sorted(set(value), key=len, reverse=True))
+    grammar = require_library().LLMatcher.grammar_from_regex(pattern)
+    return GrammarSource("choice", grammar, choices=tuple(value), is_simple=len(pattern) <= 4_096)
 
 
 def _read_grammar(value: Any) -> GrammarSource:

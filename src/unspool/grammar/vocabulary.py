@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unspool.errors import SettingError, UnsupportedError
 from unspool.grammar.sources import require_library
+from unspool.grammar.spelling import drops_first_space, spell_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +22,7 @@ class GrammarVocabulary:
     text: str  # the tokenizer as JSON
     size: int  # the width of the model's scores
     ends: tuple[int, ...]  # the end tokens that it knows of
+    drops_space: bool = False  # a text is decoded without the space before its first word
     compiled: OrderedDict[str, Any] = field(default_factory=OrderedDict)  # grammars over it, the latest last
 
     @property
@@ -28,12 +31,15 @@ class GrammarVocabulary:
         return (self.size + 31) // 32
 
 
-_made: weakref.WeakKeyDictionary[Any, dict[int, GrammarVocabulary]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], GrammarVocabulary]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def find_vocabulary(tokenizer: Any, size: int) -> GrammarVocabulary:
-    """The vocabulary of a tokenizer for a model whose scores have `size` columns."""
+def find_vocabulary(tokenizer: Any, size: int, ends: Sequence[int] = ()) -> GrammarVocabulary:
+    """The vocabulary of a tokenizer for a model whose scores have `size` columns.
+
+    `ends` are a call's end tokens, one of which stands for the end of a text if the tokenizer names none.
+    """
     if tokenizer is None:
         raise SettingError(
             "structured output needs the texts of the tokens, and there is no tokenizer; pass tokenizer=…, or load the "
@@ -45,28 +51,33 @@ def find_vocabulary(tokenizer: Any, size: int) -> GrammarVocabulary:
             f"structured output reads a vocabulary from a `tokenizers` backend, and a {type(tokenizer).__name__} has "
             "none; use a fast tokenizer"
         )
+    end = _choose_end(tokenizer, min(size, backend.get_vocab_size()), ends)
     with _lock:
         known = _made.setdefault(tokenizer, {})
-        if size not in known:
-            known[size] = _make(tokenizer, backend, size)
-        return known[size]
+        if (size, end) not in known:
+            known[size, end] = _make(backend, size, end)
+        return known[size, end]
 
 
-def _make(tokenizer: Any, backend: Any, size: int) -> GrammarVocabulary:
+def _choose_end(tokenizer: Any, num_tokens: int, ends: Sequence[int]) -> int:
+    """The token that stands for the end of a text, among those that the tokenizer has."""
+    own = getattr(tokenizer, "eos_token_id", None)
+    return next((one for one in (own, *ends) if isinstance(one, int) and 0 <= one < num_tokens), num_tokens - 1)
+
+
+def _make(backend: Any, size: int, end: int) -> GrammarVocabulary:
     library = require_library()
     copied = type(backend).from_str(backend.to_str())  # what is switched off below is the caller's
     copied.no_padding()
     copied.no_truncation()
-    text: str = copied.to_str()
-    end = getattr(tokenizer, "eos_token_id", None)
-    ends = (int(end),) if isinstance(end, int) and 0 <= end < size else ()
+    text = spell_out(copied.to_str())
     try:
-        tokens = library.LLTokenizer(text, n_vocab=size, eos_token=list(ends) or [size - 1])
+        tokens = library.LLTokenizer(text, n_vocab=size, eos_token=[end])
     except (ValueError, RuntimeError) as error:
         raise UnsupportedError(
             f"structured output can't read this tokenizer's vocabulary for a model of {size} tokens: {error}"
         ) from error
-    return GrammarVocabulary(tokens, text, size, ends or (size - 1,))
+    return GrammarVocabulary(tokens, text, size, (end,), drops_first_space(backend))
 
 
 def list_specials(tokenizer: Any) -> frozenset[str]:

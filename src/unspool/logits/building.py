@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.parameters import is_on
 from unspool.errors import SettingError
 from unspool.logits.base import LogitsProcessor
 from unspool.wording import about
@@ -60,7 +61,7 @@ class Build:
     def first_free_column(self) -> int:
         """The column of the first token that is not forced."""
         width = self.context.prompt_width
-        return width + 1 if width <= 1 and self.settings.forced_bos_token_id is not None else width
+        return width + 1 if width <= 1 and is_on(self.settings, "forced_bos_token_id") else width
 
     @property
     def value_ids(self) -> Any:

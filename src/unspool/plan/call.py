@@ -9,6 +9,7 @@ from typing import Any
 from unspool.config import GenerationConfig
 from unspool.config.compiling import Compiling
 from unspool.config.modes import find_num_candidates
+from unspool.config.parameters import is_on
 from unspool.plan.drafting import Drafting
 from unspool.plan.origins import Origin
 
@@ -48,6 +49,11 @@ class Plan:
     def max_new_tokens(self) -> int:
         """The most tokens that a row can get."""
         return self.max_length - self.prompt_width
+
+    @property
+    def is_last_forced(self) -> bool:
+        """Whether the last token of a row that reaches the limit is forced."""
+        return is_on(self.settings, "forced_eos_token_id")
 
     @property
     def num_candidates(self) -> int:

@@ -8,9 +8,10 @@ from typing import Literal
 
 from unspool.config.generation import GenerationConfig
 from unspool.config.pairs import ConfigFacts, check_methods
+from unspool.config.parameters import is_on
 from unspool.config.structures import find_structure
 from unspool.errors import SettingError, UnsupportedError
-from unspool.plan.drafters import DRAFTERS, DrafterEntry
+from unspool.plan.drafters import DRAFTERS
 from unspool.plan.strategies import refuse_drafts
 from unspool.plan.tables.drafts import DRAFTS
 from unspool.wording import Setting, about, word
@@ -89,7 +90,9 @@ def read_drafting(
 
 def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistant: bool) -> list[str]:
     named = [
-        name for name, entry in DRAFTERS.items() if (_is_on(settings, entry) if entry.parameters else has_assistant)
+        name
+        for name, entry in DRAFTERS.items()
+        if (is_on(settings, entry.setting) if entry.parameters else has_assistant)
     ]
     if len(named) > 1:  # what the caller names stands before what a model's file suggests
         own = [kind for kind in named if not DRAFTERS[kind].parameters or DRAFTERS[kind].setting in asked]
@@ -99,11 +102,6 @@ def _find_named(settings: GenerationConfig, asked: Collection[str], has_assistan
     if not named and settings.drafter is None and find_structure(settings):
         named.append("grammar")
     return named
-
-
-def _is_on(settings: GenerationConfig, entry: DrafterEntry) -> bool:
-    value = getattr(settings, entry.setting)
-    return value is not None and value not in entry.parameters[0].off
 
 
 def _name(kind: str) -> Setting:

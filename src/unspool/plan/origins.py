@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Any, Literal
 
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.parameters import ARGUMENTS, TEXT_ARGUMENTS
 from unspool.config.rules import check_settings
+from unspool.config.speech import ONE_WINDOW, WINDOWS
 from unspool.errors import SettingError
 from unspool.plan.memo import Memo, describe_values
+from unspool.wording import suggest
 
 Origin = Literal["default", "model", "config", "call"]
 
@@ -25,6 +27,7 @@ SPOKEN: dict[str, str] = {
 
 
 _PICTURES = frozenset({"pixel_values", "images", "image", "pixel_values_videos", "videos", "image_grid_thw"})
+_SPEECH = (*ONE_WINDOW, *WINDOWS)
 
 
 def find_asked(origins: Mapping[str, Origin]) -> frozenset[str]:
@@ -59,7 +62,7 @@ def merge(
 def _merge(
     of_model: dict[str, Any], of_config: Mapping[str, Any], call: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[GenerationConfig, dict[str, Origin]]:
-    _refuse_unknown(call)
+    refuse_unknown(call)
     merged = GenerationConfig()
     origins: dict[str, Origin] = dict.fromkeys(PARAMETERS, "default")
     if "max_new_tokens" in defaults:
@@ -82,11 +85,15 @@ def _explicit(config: GenerationConfig | None) -> dict[str, Any]:
     return {} if config is None else {name: getattr(config, name) for name in config.explicit}
 
 
-def _refuse_unknown(names: Iterable[str]) -> None:
+def refuse_unknown(names: Iterable[str], others: Iterable[str] = (), caller: str = "generate()") -> None:
+    """Raise for a name that is no setting, and say what it was probably meant to be; `others` are known beside them."""
+    others = tuple(others)
     for name in names:
-        if name not in PARAMETERS:
-            near = difflib.get_close_matches(name, PARAMETERS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            if name in _PICTURES:
-                hint = ": this model takes no pictures. Give a transformers object that does, or describe them in words"
-            raise SettingError(f"generate() has no setting {name!r}{hint}")
+        if name in PARAMETERS or name in others:
+            continue
+        hint = suggest(name, (*PARAMETERS, *ARGUMENTS, *TEXT_ARGUMENTS, *_SPEECH, *others))
+        if name in _PICTURES:
+            hint = ": this model takes no pictures. Give a transformers object that does, or describe them in words"
+        elif name in _SPEECH:
+            hint = ": it is for models of speech"
+        raise SettingError(f"{caller} has no setting {name!r:.80}{hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from unspool.cache import BEAMS_LEFT, Cache, DynamicCache, EncoderDecoderCache, MambaCache
@@ -76,6 +77,20 @@ def read_cache(cache: Any, lengths: list[int], source_lengths: list[int] | None,
                 "whole sequence as input_ids, with at least one token after what the cache holds"
             )
     return cache
+
+
+def check_texts(cache: Cache, texts: Sequence[Sequence[int]]) -> None:
+    """Raise if a cache holds tokens that prompts have lost to their mask: keys would stand before other tokens."""
+    if cache.texts_held is None or list(map(len, cache.texts_held)) != list(cache.lengths):
+        return  # nobody knows what it holds, or it was changed since
+    for row, (held, text) in enumerate(zip(cache.texts_held, texts, strict=True)):
+        place = next((place for place, token in enumerate(held) if token != text[place]), None)
+        if place is not None:
+            raise SettingError(
+                f"past_key_values hold the token {held[place]} at position {place} of row {row}, and the prompt has "
+                f"{text[place]} there, without the tokens that its attention_mask hides (pad tokens, if there is "
+                "none); pass an attention_mask that shows what they hold, or leave past_key_values out"
+            )
 
 
 def _check_sources(cache: Cache, lengths: list[int]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from unspool.errors import SettingError, UnsupportedError, excerpt
+from unspool.wording import suggest
 
 Fate = Literal["applied", "without effect", "refused"]
 
@@ -159,9 +159,7 @@ def take_applied(
     for name, value in given.items():
         keyword = table.get(name)
         if keyword is None and name not in known:
-            near = get_close_matches(name, [*table, *known], n=1, cutoff=0.7)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise SettingError(f"{caller} does not know {name!r:.80}{hint}")
+            raise SettingError(f"{caller} does not know {name!r:.80}{suggest(name, (*table, *known))}")
         if keyword is None or keyword.fate == "applied":
             applied[name] = value
         elif keyword.fate == "refused" and not any(value is one for one in keyword.harmless):

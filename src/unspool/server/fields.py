@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from unspool.config.parameters import PARAMETERS
 from unspool.config.values import LONGEST_STRING, LONGEST_TEXT, MOST_CHOICES, MOST_STRINGS, check_value
 from unspool.errors import SettingError, excerpt
 from unspool.server.refusals import RequestError, refuse_field
+from unspool.wording import suggest
 
 Use = Literal[
     "setting",  # a setting of the library, by its own name or a client's
@@ -304,8 +304,7 @@ def _check_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
 
 
 def _refuse_unknown(name: str, table: Mapping[str, Field]) -> RequestError:
-    near = difflib.get_close_matches(name[:64], list(table), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "; /openapi.json lists the fields"
+    hint = suggest(name, table) or "; /openapi.json lists the fields"
     return refuse_field(name[:64], f"unknown field {excerpt(name, 64)}{hint}", "unknown_parameter")
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unspool.api import LanguageModel, load
 from unspool.errors import MissingExtraError, ResourceError, SettingError
 from unspool.loading.catalogue import CATALOGUE, DEFAULT_MODEL
 from unspool.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from unspool.server.models import Served
 
 _ENGINE_OPTIONS = (
     "max_rows",
@@ -30,6 +34,7 @@ _ENGINE_OPTIONS = (
 )
 _LOAD_OPTIONS = ("device", "dtype", "quantize", "threads", "revision", "offline", "progress", "native")
 LAST_PORT = 65_535
+_CHAT = '{"messages": [{"role": "user", "content": "Write a haiku about a lighthouse."}]}'
 _WAITING = 1 << 16  # the server bounds what waits itself, and answers 429
 
 
@@ -124,6 +129,7 @@ def serve(
     port: int = 8000,
     ready_file: str | Path | None = None,
     on_ready: Callable[[str], None] | None = None,
+    announces: bool = False,
     loads_on_demand: bool = False,
     allows_anyone: bool = False,
     **options: Any,
@@ -131,7 +137,8 @@ def serve(
     """Serve models over HTTP until a signal ends the process: OpenAI's routes, with every setting as a field.
 
     `models` are names, paths, language models, or a mapping of served names to these. `on_ready(address)` is called,
-    and `ready_file` written with the address, once requests are taken. Further arguments: those of `unspool.load` and
+    and `ready_file` written with the address, once requests are taken; with `announces` a line to try the server with
+    is printed. Further arguments: those of `unspool.load` and
     `unspool.Engine`, `keys`, `hosts`, `origins`, `restart`, `memory_budget`, limits such as `requests` or
     `new_tokens`. SIGTERM and SIGINT let requests end for `drain_seconds`; a second signal ends at once.
     """
@@ -150,7 +157,7 @@ def serve(
     try:
         if not loads_on_demand:
             state.models.open_all()
-        server = make_server(make_app(state), state, listening, ready_file, on_ready)
+        server = make_server(make_app(state), state, listening, ready_file, on_ready, announces=announces)
         run_server(server, listening)
     finally:
         listening.close()
@@ -190,6 +197,8 @@ def make_server(
     listening: socket.socket,
     ready_file: str | Path | None = None,
     on_ready: Callable[[str], None] | None = None,
+    *,
+    announces: bool = False,
 ) -> Any:
     """uvicorn around an application, on a socket; `serve(sockets=[…])` runs it."""
     import uvicorn
@@ -209,6 +218,10 @@ def make_server(
             state.log.write("ready", address=address, models=[one.name for one in state.models.all])
             if on_ready is not None:
                 on_ready(address)
+            if announces:
+                served = state.models.all
+                names = ", ".join(one.name for one in served)
+                print_ready(address, names, needs_key=bool(state.keys), example=choose_example(served))
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             await super().shutdown(sockets)
@@ -248,10 +261,22 @@ def make_server(
     return Server(config)
 
 
-def print_ready(address: str, model: str, *, needs_key: bool = False) -> None:
-    """The address, and a line to try it with from this machine."""
-    body = '{"messages": [{"role": "user", "content": "Write a haiku about a lighthouse."}]}'
+def print_ready(address: str, models: str, *, needs_key: bool = False, example: tuple[str, str] | None = None) -> None:
+    """The address, and a line to try it with from this machine: a route and what curl sends; a chat without one."""
+    route, sent = example or ("chat/completions", f"-d '{_CHAT}'")
     here = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")  # where a client can't connect to
     key = '-H "Authorization: Bearer $KEY" ' if needs_key else ""
-    print(f"serving {model} at {address}/v1", file=sys.stderr)
-    print(f"try: curl {here}/v1/chat/completions {key}-d '{body}'", file=sys.stderr, flush=True)
+    print(f"serving {models} at {address}/v1", file=sys.stderr)
+    print(f"try: curl {here}/v1/{route} {key}{sent}", file=sys.stderr, flush=True)
+
+
+def choose_example(models: Sequence[Served]) -> tuple[str, str]:
+    """A route that the first of the served models answers, and what curl sends there; it is named beside others."""
+    first = models[0]
+    is_named = len(models) > 1
+    if first.lm is not None and first.lm.model.info.features is not None:
+        return "audio/transcriptions", f"-F file=@sound.wav{f' -F model={first.name}' if is_named else ''}"
+    body = {"model": first.name} if is_named else {}
+    if first.lm is not None and not getattr(first.lm.tokenizer, "chat_template", None):
+        return "completions", f"-d '{json.dumps({**body, 'prompt': 'Once upon a time'})}'"
+    return "chat/completions", f"-d '{json.dumps({**body, **json.loads(_CHAT)})}'"

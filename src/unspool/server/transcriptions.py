@@ -26,6 +26,7 @@ from unspool.server.state import ServerState
 from unspool.speech.results import Segment, Transcription
 from unspool.speech.sound import Sound, open_stream
 from unspool.speech.writing import write_srt, write_vtt
+from unspool.wording import suggest
 
 FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
 _NOT_OFFERED: Final = ("chunking_strategy", "include", "known_speaker_names", "known_speaker_references", "keywords")
@@ -136,7 +137,9 @@ def read_fields(fields: dict[str, list[str]], task: str) -> tuple[str, bool, dic
         elif name in PARAMETERS or name == "temperature":
             settings[name] = _read_setting(name, value)
         else:
-            raise refuse_field(name[:64], f"unknown field {excerpt(name)}", "unknown_parameter")
+            known = ("response_format", "stream", "timestamp_granularities", "language", "prompt", "temperature")
+            hint = suggest(name, (*known, *PARAMETERS))
+            raise refuse_field(name[:64], f"unknown field {excerpt(name)}{hint}", "unknown_parameter")
     if form not in FORMATS:
         raise refuse_field("response_format", f"`response_format` is one of {', '.join(FORMATS)}, not {excerpt(form)}")
     if asks_times and form != "verbose_json":

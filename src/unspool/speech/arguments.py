@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.config import GenerationConfig
+from unspool.config.speech import ONE_WINDOW, WINDOWS
 from unspool.errors import InputError, SettingError
 from unspool.numeric import is_number
 from unspool.protocols import ModelInfo
@@ -16,23 +17,6 @@ from unspool.speech.decoder import Thresholds
 from unspool.speech.languages import find_language
 from unspool.speech.markers import Markers, check_choice, read_markers
 
-ONE_WINDOW = ("return_timestamps", "task", "language", "is_multilingual", "prompt_ids")
-"""Arguments that a single window follows too."""
-
-WINDOWS = (
-    "compression_ratio_threshold",
-    "condition_on_prev_tokens",
-    "force_unique_generate_call",
-    "logprob_threshold",
-    "monitor_progress",
-    "no_speech_threshold",
-    "num_segment_frames",
-    "prompt_condition_type",
-    "return_segments",
-    "return_token_timestamps",
-    "time_precision",
-    "time_precision_features",
-)
 _CONDITIONS = ("first-segment", "all-segments")
 _FIXED = {"time_precision": 0.02, "time_precision_features": 0.01}
 _MOST_TEMPERATURES = 32
@@ -82,7 +66,7 @@ class SpeechArguments:
 
 def take_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Take the arguments of speech out of a call's."""
-    asked = {name: kwargs.pop(name) for name in (*ONE_WINDOW, *WINDOWS) if name in kwargs}
+    asked: dict[str, Any] = {name: kwargs.pop(name) for name in (*ONE_WINDOW, *WINDOWS) if name in kwargs}
     if isinstance(kwargs.get("temperature"), list | tuple):
         asked["temperature"] = kwargs.pop("temperature")
     return asked

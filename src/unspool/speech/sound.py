@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,19 @@ def open_stream(stream: BinaryIO, raw_rate: int | None = None, name: str = "the 
     if len(content) > MOST_STREAM_BYTES:
         raise InputError(f"{name} has more than {MOST_STREAM_BYTES >> 20} MiB in a format that is not WAV; use a file")
     return _open_with_soundfile(lambda: io.BytesIO(content), name)
+
+
+def measure_sound(sound: Sound, longest: float) -> Sound:
+    """The sound with its length, if that is at most `longest` seconds: what has none is read so far, and kept."""
+    if sound.seconds is not None:
+        return sound
+    blocks, rest, num_samples = list[np.ndarray](), sound.blocks(), 0
+    for block in rest:
+        blocks.append(block)
+        num_samples += len(block)
+        if num_samples > longest * RATE:
+            return Sound(sound.name, lambda: itertools.chain(blocks, rest), None, can_repeat=False)
+    return Sound(sound.name, lambda: iter(blocks), num_samples / RATE)
 
 
 def _open_file(path: Path) -> Sound:

@@ -24,12 +24,12 @@ class TokenDecoder(Protocol):
 
 
 class Detokenizer:
-    """Turns a row's tokens into text piece by piece: the pieces joined are the text of all the tokens, but for bytes at
-    its end that make no character: where a text is cut inside one, that character is left out.
+    """Turns a row's tokens into text piece by piece: the pieces joined are the text of all the tokens, with U+FFFD for
+    bytes that make no character, as where a text is cut inside one.
 
     A decoder needs the token before to place a space, and all of a character's bytes to write it. So a short
     window of ids is decoded each time: those given last (whose text is out already) and the new ones. Text that
-    ends in U+FFFD is held back, because the next token may complete a character.
+    ends in U+FFFD is held back until the end, because the next token may complete a character.
 
     One difference is left, for ids that no text encodes to: where bytes of a byte-fallback vocabulary
     (`<0xE4>`) form a character and then something that is none, the decoder, seeing them all, replaces the
@@ -66,12 +66,15 @@ class Detokenizer:
         return piece
 
     def end(self) -> str:
-        """The tokens ended: what is left of the text, without a character that was not finished. The next ids begin
-        another text."""
+        """The tokens ended: what is left of the text. The next ids begin another text."""
+        whole = self._decode(self._window)
         # A byte-fallback decoder replaces finished characters before the unfinished one too, unless it is spared that.
-        ends = range(len(self._window), max(0, len(self._window) - _MOST_UNFINISHED - 1), -1)
-        texts = [self._decode(self._window[:end]).rstrip(REPLACEMENT) for end in ends]
-        rest = max(texts, key=len, default="")[self._num_given :]
+        stops = range(len(self._window), max(0, len(self._window) - _MOST_UNFINISHED - 1), -1)
+        finished = {stop: self._decode(self._window[:stop]).rstrip(REPLACEMENT) for stop in stops}
+        stop = max(finished, key=lambda stop: len(finished[stop]), default=0)
+        if finished and not whole.startswith(finished[stop]):
+            whole = finished[stop] + self._decode(self._window[stop:])
+        rest = whole[self._num_given :]
         self._window, self._num_old, self._num_given = [], 0, 0
         return rest
 

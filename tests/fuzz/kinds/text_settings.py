@@ -71,8 +71,8 @@ def check_meaning(call: Call) -> None:
 
 
 def check_text(call: Call, row: int, tokens: list[int], written: str, stops: list[str]) -> None:
-    """A row's text is that of its tokens, up to the first stop string in it; it does not end in half a character."""
-    text = texts.read(tokens, VOCAB).rstrip("\ufffd")
+    """A row's text is that of its tokens, up to the first stop string in it."""
+    text = texts.read(tokens, VOCAB)
     found = min(((text.find(stop), -len(stop)) for stop in stops if stop in text), default=None)
     if found is not None:
         text = text[: found[0] - found[1] if "keep_stop_strings" in call.settings else found[0]]

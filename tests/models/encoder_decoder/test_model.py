@@ -147,6 +147,39 @@ def test_padded_sources_equal_the_reference(pair: Any, side: str) -> None:
     assert not ours.encoder_last_hidden_state[~is_real].any()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["m2m_100", "m2m_100-unscaled"])
+def test_tokens_without_a_position_equal_the_reference(
+    name: str, tmp_path_factory: pytest.TempPathFactory, pair_cache: dict[str, Any], load_pair: Any
+) -> None:
+    """M2M-100 makes positions of the tokens: padding has none, in sources and in texts, wherever it stands."""
+    pair = find_pair(name, tmp_path_factory, pair_cache, load_pair)
+    pad = pair.native.info.pad_token_id
+    for seed in range(4):
+        source, target = make_tokens(3, 11, seed), make_tokens(3, 8, seed=seed + 9)
+        places = torch.Generator().manual_seed(seed)
+        source[torch.rand(3, 11, generator=places) < 0.3] = pad
+        target[torch.rand(3, 8, generator=places) < 0.3] = pad
+        mask = torch.ones_like(source)
+        mask[1, 7:] = 0
+        wanted = {"decoder_input_ids": target, "output_hidden_states": True}
+        ours = pair.native(source, mask, **wanted)
+        theirs = pair.reference(source, attention_mask=mask, **wanted)
+        assert gap(ours.logits, theirs.logits) < 1e-4
+        is_real = mask.bool()
+        assert gap(ours.encoder_last_hidden_state[is_real], theirs.encoder_last_hidden_state[is_real]) < 1e-4
+        target[:, 0] = pair.native.info.decoder_start_token_id
+        asked = {"decoder_input_ids": target, "attention_mask": mask, "max_new_tokens": 6}
+        asked |= {"eos_token_id": 96, "pad_token_id": pad}
+        found = unspool.generate(pair.native, source, **asked)
+        assert found.tolist() == pair.reference.generate(source, **asked, do_sample=False).tolist()
+    asked |= {"return_dict_in_generate": True}
+    held = unspool.generate(pair.native, source, **asked)
+    for more, name in ((held.past_key_values, "past_key_values"), (3, "prefill_chunk_size")):
+        with pytest.raises(UnsupportedError, match=f"gives no position .* leave `{name}` out"):
+            unspool.generate(pair.native, source, **{**asked, "decoder_input_ids": held.sequences, name: more})
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_decoding_step_by_step_equals_one_pass(pair: Any, kind: str) -> None:
     source, target = make_tokens(2, 9), make_tokens(2, 20, seed=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,6 +11,7 @@ from typing import Final, cast
 from unspool.bench.benchmark import Benchmark
 from unspool.bench.engine import TimedEngine
 from unspool.errors import SettingError
+from unspool.wording import suggest
 
 PEERS: Final = {  # the module and the class of each
     "transformers": ("transformers", "TransformersPeer"),
@@ -45,8 +45,7 @@ def make_peers(asked: Sequence[str], benchmark: Benchmark) -> list[TimedEngine]:
 def _read_pair(word: str) -> tuple[str, Path | None]:
     name, has_path, path = word.partition("=")
     if name not in PEERS:
-        near = difflib.get_close_matches(name, PEERS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; they are {', '.join(PEERS)}"
+        hint = suggest(name, PEERS, str) or f"; they are {', '.join(PEERS)}"
         raise SettingError(f"there is no peer {name[:40]!r}{hint}")
     if not has_path:
         return name, None

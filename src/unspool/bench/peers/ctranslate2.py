@@ -19,6 +19,7 @@ class CTranslate2Peer:
 
     name = "ctranslate2"
     can = frozenset(WORKS)
+    reads_sources = False
 
     def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._library = import_package("ctranslate2", self.name, "pip install ctranslate2")

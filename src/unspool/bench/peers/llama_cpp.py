@@ -22,6 +22,7 @@ class LlamaCppPeer:
 
     name = "llama-cpp"
     can = frozenset({"decode", "prefill", "batch"})
+    reads_sources = False
 
     def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._llama = import_package("llama_cpp", self.name, "pip install llama-cpp-python")

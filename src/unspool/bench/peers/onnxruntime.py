@@ -20,6 +20,7 @@ class OnnxruntimePeer:
 
     name = "onnxruntime"
     can = frozenset({"decode", "prefill", "batch"})
+    reads_sources = False
 
     def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._library = import_package("onnxruntime", self.name, "pip install onnxruntime")

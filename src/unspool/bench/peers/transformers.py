@@ -15,10 +15,11 @@ from unspool.bench.peers.packages import import_package, refuse_path
 
 
 class TransformersPeer:
-    """`AutoModelForCausalLM`: float32 on a CPU, what the file holds on a GPU."""
+    """Its model with or without an encoder: float32 on a CPU, what the file holds on a GPU."""
 
     name = "transformers"
     can = frozenset(WORKS)
+    reads_sources = True
 
     def __init__(self, benchmark: Benchmark, path: Path | None) -> None:
         self._transformers = import_package("transformers", self.name, "pip install 'unspool[bench]'")
@@ -43,10 +44,15 @@ class TransformersPeer:
             folder, how = benchmark.location.parent, {"gguf_file": benchmark.location.name}
         dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16 if how else "auto"
         with redirect_stderr(StringIO()):  # it draws bars of its own
-            model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **how)
+            is_pair = library.AutoConfig.from_pretrained(folder, local_files_only=True, **how).is_encoder_decoder
+            kind = library.AutoModelForSeq2SeqLM if is_pair else library.AutoModelForCausalLM
+            model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **how)
         self._model = model.to(self._device).eval()
         config = self._model.generation_config
-        config.eos_token_id, config.pad_token_id = None, 0
+        start = config.decoder_start_token_id
+        self._model.generation_config = self._transformers.GenerationConfig(
+            pad_token_id=0, decoder_start_token_id=start, bos_token_id=config.bos_token_id
+        )
 
     def describe(self) -> str:
         """Its version and dtype."""
@@ -65,7 +71,7 @@ class TransformersPeer:
             num_beams=num_beams,
             streamer=Clock(timing) if num_beams == 1 else None,
         )
-        timing.tokens = sequences[:, ids.shape[1] :].tolist()
+        timing.tokens = sequences[:, -num_new:].tolist()
         if num_beams > 1:
             timing.note_step()
         return timing

@@ -24,6 +24,7 @@ class RowChanges(Copyable, Capable):
 
     rolls_back_exactly: bool = True  # a row that is rolled back holds what it held then, bit by bit
     beams_left: tuple[int, ...] | None = None  # the lengths of its rows, if a beam search left them as its last beams
+    texts_held: list[list[int]] | None = None  # the tokens of its rows as the last call left them, where they are known
 
     # --- going back --------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -65,7 +66,7 @@ class RowChanges(Copyable, Capable):
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows: row `i` becomes what row `index[i]` was."""
         self.require(SELECT_ROWS)
-        self.beams_left = None
+        self.beams_left = self.texts_held = None
         if not self.lengths or list(index) == list(range(len(self.lengths))):
             return  # nothing held yet, or nothing moves
         self._select_listed(index)

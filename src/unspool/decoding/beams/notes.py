@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -14,8 +14,11 @@ from unspool.decoding.beams.trace import BeamTrace, Candidate
 class VerdictNotes:
     """Writes down what a beam scorer was offered and what it decided."""
 
-    def __init__(self, trace: BeamTrace, judge: HypothesisScorer, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self, trace: BeamTrace, judge: HypothesisScorer, end_ids: Sequence[int], explain_end: Callable[[int], str]
+    ) -> None:
         self._trace, self._judge, self._end_ids = trace, judge, frozenset(end_ids)
+        self._explain_end = explain_end  # by the number of new tokens, of which an end token is the last
         self._size = trace.num_beams // trace.num_groups
         self._was_done: list[bool] = []
 
@@ -36,7 +39,7 @@ class VerdictNotes:
         for prompt, columns in enumerate(zip(*(part.tolist() for part in offered), strict=True)):
             if self._was_done[prompt]:
                 continue  # what such a row goes on with is padding
-            candidates = [self._read(group, *values) for values in zip(*columns, strict=True)]
+            candidates = [self._read(step, group, *values) for values in zip(*columns, strict=True)]
             places = {(one.parent, one.token): place for place, one in enumerate(candidates)}
             endings = self._judge.list_endings(prompt, group)
             finished = {
@@ -45,7 +48,7 @@ class VerdictNotes:
             kept = []
             own = slice(prompt * size, (prompt + 1) * size)
             for score, token, beam in zip(*(part[own] for part in decided), strict=True):
-                chosen = self._read(group, score, token, beam - prompt * size)
+                chosen = self._read(step, group, score, token, beam - prompt * size)
                 if (chosen.parent, token) not in places:  # put forward by a constraint, not by its probability
                     places[chosen.parent, token] = len(candidates)
                     candidates.append(chosen)
@@ -61,5 +64,6 @@ class VerdictNotes:
             step, place = last.step, last.kept[ending.beam]
         self._trace.note_returned(prompt, step, place, ending.hypothesis.score, reason, group=group)
 
-    def _read(self, group: int, score: float, token: int, beam: int) -> Candidate:
-        return Candidate(token, group * self._size + beam, score, "eos" if token in self._end_ids else None)
+    def _read(self, step: int, group: int, score: float, token: int, beam: int) -> Candidate:
+        reason = self._explain_end(step) if token in self._end_ids else None
+        return Candidate(token, group * self._size + beam, score, reason)

@@ -53,7 +53,7 @@ class ScoredBeams:
         self._num_prompts = len(rows) // settings.num_beams
         self._size = settings.num_beams // settings.num_groups
         self._trace = trace
-        self._notes = None if trace is None else VerdictNotes(trace, judge, settings.eos_token_ids)
+        self._notes = None if trace is None else VerdictNotes(trace, judge, settings.eos_token_ids, self._explain_end)
         self._num_tokens = 0
         # What the rows have so far, on the host: log-probabilities (one beam of each group begins), new tokens, and the
         # rows that each token came from.
@@ -97,6 +97,10 @@ class ScoredBeams:
         if self._is_done:
             self._settle(reasons)
 
+    def _explain_end(self, num_tokens: int) -> str:
+        """Why a hypothesis ended that has an end token as the last of so many new tokens."""
+        return "length" if self._finish.cuts_at(self._width + num_tokens) else "eos"
+
     def _stay_home(self, place: int, source: int) -> int:
         """The row to go on from: the scorer sends rows of prompts that are done to row 0, where they have no place."""
         num_beams = self._settings.num_beams
@@ -124,7 +128,9 @@ class ScoredBeams:
                 ending = self._judge.find_ending(hypothesis)
                 was_running = ending.beam is not None
                 first = prompt * self._settings.num_beams + group * self._size
-                reason = reasons[first + ending.beam] or "length" if ending.beam is not None else "eos"
+                reason = self._explain_end(ending.step)
+                if ending.beam is not None:
+                    reason = reasons[first + ending.beam] or "length"
                 length = len(hypothesis.tokens) + (not was_running)  # its end token is not among its tokens
                 returned.append((final["sequences"][row, self._width : length].tolist(), reason))
                 row += 1
@@ -161,7 +167,9 @@ class ScoredBeams:
         beams = [LiveBeam(list(tokens), score, None) for tokens, score in running]
         for group in range(settings.num_groups):
             for score, tokens, *_ in self._judge.finished(prompt, group):
-                beams.append(LiveBeam(tokens[self._width :].tolist(), score, "eos"))
+                beams.append(
+                    LiveBeam(tokens[self._width :].tolist(), score, self._explain_end(len(tokens) + 1 - self._width))
+                )
         return beams
 
     def result(self) -> Result:

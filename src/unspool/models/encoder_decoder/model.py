@@ -154,11 +154,12 @@ class EncoderDecoder(CalledPair):
         length = given.shape[1] if features is None else features.positions
         lengths = list(counts) if counts is not None else [length] * given.shape[0]
         self._check_source(max(lengths))
-        if self._captures_encoder(given, want):
+        counted = self._encoder_positions.find_counted(tokens, lengths)
+        if counted is None and self._captures_encoder(given, want):
             assert self._encoder is not None
             return Encoded(self._encoder.run(given, lengths), lengths)
         x = self._embed(stack, tokens, embeds) if features is None else self._hear(given)
-        x = self._encoder_positions.add(x, torch.arange(length, device=self.device)[None], length)
+        x = self._encoder_positions.add(x, torch.arange(length, device=self.device)[None], length, counted)
         x = stack.embedding_norm(x) if stack.embedding_norm is not None else x
         masks = self._look_around(lengths, length)
         hidden, attentions = [], []
@@ -317,7 +318,8 @@ class EncoderDecoder(CalledPair):
         embeds: torch.Tensor | None = None,
     ) -> Forward:
         new = Pass(tokens, cache, counts, want, embeds, self._begin)
-        answer, refusals = run_first(self.paths, new)
+        are_counted = self._find_counted(new) is None
+        answer, refusals = run_first(self.paths, new) if are_counted else (None, "some tokens have no position")
         if answer is None:
             states, answer = self.run_decoder(new)
             if want.logits == "last":
@@ -330,11 +332,19 @@ class EncoderDecoder(CalledPair):
         """Open a pass over a cache."""
         return cache.begin(rows, num_new, counts, self.device)
 
+    def _find_counted(self, new: Pass) -> torch.Tensor | None:
+        """Which tokens (rows, new) of a text's first pass have positions; None if all have.
+
+        As in the reference, those of later passes count columns.
+        """
+        return None if any(new.cache.lengths) else self._decoder_positions.find_counted(new.tokens, new.counts)
+
     def run_decoder(self, new: Pass) -> tuple[torch.Tensor, Forward]:
         """Final states (rows, new, hidden), and a `Forward` that lacks only the logits: operator by operator."""
+        counted = self._find_counted(new)
         cache, want, span, stack = new.cache, new.want, new.span, self.weights.decoder
         pair = check_pair(cache)
-        x = self._place(self._embed(stack, new.tokens, new.embeds), span)
+        x = self._place(self._embed(stack, new.tokens, new.embeds), span, counted)
         views = self._look_back(cache, span, needs_all_keys=want.attentions)
         sources, visible = pair.read_sources(), pair.mask_source(self.device)
         hidden, own_weights, cross_weights = [], [], []
@@ -364,10 +374,11 @@ class EncoderDecoder(CalledPair):
         scale = self.spec.head_scale
         return self.weights.head(states if scale == 1.0 else states * scale)
 
-    def _place(self, x: torch.Tensor, span: Span) -> torch.Tensor:
+    def _place(self, x: torch.Tensor, span: Span, counted: torch.Tensor | None) -> torch.Tensor:
         """Embeddings with their positions', normalised where the family does so."""
         self.spec.check_length(max(start + count for start, count in zip(span.starts, span.counts, strict=True)))
-        x = self._decoder_positions.add(x, span.positions[:1] if span.is_uniform else span.positions, span.stop)
+        positions = span.positions[:1] if span.is_uniform else span.positions
+        x = self._decoder_positions.add(x, positions, span.stop, counted)
         norm = self.weights.decoder.embedding_norm
         return norm(x) if norm is not None else x
 

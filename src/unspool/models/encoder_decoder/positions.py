@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from unspool.kernels.relative import distance_buckets
+from unspool.kernels.sending import send
 from unspool.models.encoder_decoder.spec import PositionSpec, RelativeSpec
 
 _FIRST_TABLE = 512  # initial size of a table, in positions or distances
@@ -53,13 +55,31 @@ class PositionTable:
             self._table = made.to(self._device, self._dtype)
         return self._table
 
-    def add(self, x: torch.Tensor, positions: torch.Tensor, stop: int) -> torch.Tensor:
-        """Embeddings (rows, new, hidden) with those of their positions (rows or 1, new)."""
+    def find_counted(self, tokens: torch.Tensor | None, counts: Sequence[int] | None = None) -> torch.Tensor | None:
+        """Which of a text's first tokens (rows, new), `counts` of each row, have positions; None if all have."""
+        uncounted = None if self._spec is None else self._spec.uncounted_id
+        if uncounted is None or tokens is None:
+            return None
+        counted = tokens.ne(uncounted)
+        if counts is not None:
+            counted |= torch.arange(tokens.shape[1], device=tokens.device) >= send(counts, tokens.device)[:, None]
+        return None if bool(counted.all()) else counted
+
+    def add(
+        self, x: torch.Tensor, positions: torch.Tensor, stop: int, counted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Embeddings (rows, new, hidden) with those of their positions (rows or 1, new).
+
+        Of a text's first tokens, those that are not `counted` (rows, new) have none.
+        """
         table = self.reserve(stop)
         if table is None or self._spec is None:
             return x
+        if counted is not None:
+            positions = counted.cumsum(1) - 1
         # What is past a short row's end is never read, so it may have any position.
-        return x + table[(positions + self._spec.offset).clamp(max=table.shape[0] - 1)]
+        found = table[(positions + self._spec.offset).clamp(max=table.shape[0] - 1)]
+        return x + (found if counted is None else found * counted[..., None])
 
 
 class DistanceBiases:

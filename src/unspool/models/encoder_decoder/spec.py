@@ -20,6 +20,7 @@ class PositionSpec:
     num_positions: int | None  # None: a sinusoidal table grows with the text
     offset: int = 0  # index of position 0 in the table
     is_shifted: bool = False  # frequencies as in tensor2tensor: the last one is exactly 1 / 10000
+    uncounted_id: int | None = None  # a token that has no position, nor counts in those of the tokens behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class EncoderDecoderSpec:
             source_vocab_size=self.encoder.vocab_size,
             longest_source=self.longest_source,
             features=self.features,
+            uncounted_id=None if self.decoder.positions is None else self.decoder.positions.uncounted_id,
             can=(ModelInfo.can | _CAN) - (set() if self.features is None else {"inputs_embeds"}),
         )
 

@@ -73,7 +73,8 @@ def _read_config(kin: _Kin, config: Settings, source: WeightSource) -> EncoderDe
 
 def _read_positions(kin: _Kin, config: Settings, ids: dict[str, Any]) -> PositionSpec:
     if kin.positions == "growing":  # position 0 stands behind the pad token's
-        return PositionSpec("sinusoidal", None, (ids["pad_token_id"] or 0) + 1, is_shifted=True)
+        pad = ids["pad_token_id"] or 0
+        return PositionSpec("sinusoidal", None, pad + 1, is_shifted=True, uncounted_id=pad)
     num_positions = config.integer("max_position_embeddings", default=1_024)
     return PositionSpec(kin.positions, num_positions, kin.offset)
 
