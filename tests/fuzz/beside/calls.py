@@ -12,6 +12,7 @@ from tests.fuzz import texts
 from tests.fuzz.beside import models, sounds, turns
 from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, SPEECH, STATES, USUAL, USUAL_PAIRS, WINDOWS
 from tests.fuzz.beside.models import PAD, VOCAB
+from tests.fuzz.beside.newer import MIXED, NEWER
 
 LONGEST = 9  # columns of a prompt
 SAMPLING = "sampling"
@@ -113,7 +114,7 @@ def draw(rng: Random) -> Call:
     """A call whose parts go together."""
     if rng.random() < 0.12:
         return draw_speech(rng)
-    common, rare = [*USUAL, *USUAL_PAIRS, "llama", "gpt2", "t5", "bart"], [*RARE, *RARE_PAIRS]
+    common, rare = [*USUAL, *USUAL_PAIRS, "llama", "gpt2", "t5", "bart"], [*RARE, *RARE_PAIRS, *NEWER, *MIXED]
     name = rng.choice(common if rng.random() < 0.4 else rare)
     usual = ["greedy", "greedy", "greedy", SAMPLING, SAMPLING, "beams", "beams", "beams", BEAM_SAMPLING]
     strategy = rng.choice([*usual, "lookup", "assisted", "guidance", rng.choice(OWN)])

@@ -15,6 +15,7 @@ import unspool
 from tests.fuzz import texts
 from tests.fuzz.beside import models
 from tests.fuzz.beside.calls import SAMPLING, Call, make_inputs
+from tests.fuzz.beside.newer import MIXED
 from tests.fuzz.beside.turns import DRAFTS, continue_text, stop_at_strings
 from unspool.errors import SettingError, UnspoolError
 
@@ -269,8 +270,10 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
         given, told = make_arguments(call, model, assistant)
     except ValueError as error:
         return Answer(error=error)
-    if "again" in call.extras or call.embeds != "none" or call.extras.get("assistant") == "another's text":
-        # Its drafts are checked as if the cache that was given held nothing, and over the ids beside embeddings.
+    is_translated = call.extras.get("assistant") == "another's text"
+    if "again" in call.extras or call.embeds != "none" or is_translated or call.model in MIXED:
+        # Its drafts are checked as if the cache that was given held nothing, and over the ids beside embeddings; and
+        # it takes refused ones out of the keys alone, not out of what an indexer keeps of them.
         given = {name: value for name, value in given.items() if name not in DRAFTERS}
     if "stop_strings" in given:
         criterion = stop_at_strings(given.pop("stop_strings"))

@@ -59,6 +59,22 @@ def test_rows_that_ended_hold_their_padding(name: str, drafts: dict[str, Any]) -
     assert torch.equal(theirs, ours)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "llama4", "mistral", "exaone4"])
+def test_rows_of_a_contrastive_search_that_ended_hold_their_padding(name: str) -> None:
+    """And not the candidates that they would have gone on with."""
+    model = make_again(name, 0, "eager")
+    method: dict[str, Any] = {"penalty_alpha": 0.4, "top_k": 3, "attention_mask": MASK, "pad_token_id": 0}
+    first = unspool.generate(model, IDS, **method, eos_token_id=None, max_new_tokens=2)[1, -1]
+    told = {**method, "eos_token_id": int(first), "max_new_tokens": 7, "return_dict_in_generate": True}
+    output = unspool.generate(model, IDS, **told)
+    assert output.sequences[1, -1] == 0 != output.sequences[0, -1]
+    text = torch.cat((output.sequences, torch.tensor([[21, 22], [23, 24]])), dim=1)
+    mask = torch.cat((MASK, torch.ones(2, text.shape[1] - MASK.shape[1], dtype=torch.long)), dim=1)
+    again = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, **ENDLESS}
+    found = unspool.generate(model, text, past_key_values=output.past_key_values, **again)
+    assert torch.equal(found, unspool.generate(model, text, **again))
+
+
 def end_second_row(
     theirs: Any, ours: Any, ids: torch.Tensor, columns: slice, *, is_native: bool
 ) -> tuple[dict[str, Any], Any, Any]:
