@@ -49,6 +49,20 @@ def test_repeated_rows_read_their_own_pictures(name: str, way: str, use_cache: b
         torch.testing.assert_close(found[seen], expected[seen], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_pictures_stand_among_embeddings_as_among_tokens(name: str, way: str) -> None:
+    model, inputs = make_unlike(name), make_inputs(name)
+    told = {**NEW, **WAYS[way], "output_scores": True}
+    expected = unspool.generate(model, **inputs, **told)
+    embeds = model.get_input_embeddings()(inputs.pop("input_ids"))
+    found = unspool.generate(model, inputs_embeds=embeds, **inputs, **told)
+    theirs = model.generate(inputs_embeds=embeds, **inputs, **told)
+    assert torch.equal(found.sequences, theirs.sequences)
+    if name == "llava":  # the other's positions are others without tokens, there as here
+        assert torch.equal(found.sequences, expected.sequences[:, -6:])
+
+
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
 def test_pictures_are_encoded_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = make_unlike(name), make_inputs(name)

@@ -146,7 +146,8 @@ def _lay_out(
     name = "decoder_position_ids" if is_pair else "position_ids"
     positions = kwargs.pop(name, None)
     if positions is None and not is_pair and "position_ids" in description.arguments:
-        positions = call_known(model._prepare_position_ids_for_generation, ids, kwargs)
+        has_tokens = embeds is None or shown.shape[1] > 0
+        positions = call_known(model._prepare_position_ids_for_generation, ids if has_tokens else embeds, kwargs)
     if positions is not None and positions.dim() == 1:
         positions = positions[None]
     if positions is not None and positions.shape[-1] < width:  # the caller's, of the new columns alone

@@ -290,7 +290,7 @@ class ColumnCache(Cache):
         self.inner = pick_states(self.inner, index)
         self.was_repeated |= is_repeat
         if is_repeat and index.tolist() == [row for row in range(rows) for _ in range(copies)]:
-            self.inputs = _repeat(self.model, self.inputs, self.columns or self.prompt, copies)
+            self.inputs = _repeat(self.model, self.inputs, self.prompt, copies)
             self.first_inputs = _repeat(self.model, _without(self.first_inputs, self.name), self.prompt, copies)
         else:
             self.inputs = {name: _pick(value, index, rows) for name, value in self.inputs.items()}
@@ -368,14 +368,18 @@ def _cut_columns(value: Any, old: int, new: int) -> Any:
     return value
 
 
-def _repeat(model: Any, inputs: dict[str, Any], columns: Columns, copies: int) -> dict[str, Any]:
-    """A model's inputs for prompts that are continued in several rows, by its own rule, which writes in outputs."""
+def _repeat(model: Any, inputs: dict[str, Any], prompt: Columns, copies: int) -> dict[str, Any]:
+    """A model's inputs for prompts that are continued in several rows, by its own rule.
+
+    It writes in outputs, and looks for pictures' places among tokens, or among embeddings where there are no tokens.
+    """
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     given = {name: copy.copy(value) if name == "encoder_outputs" else value for name, value in inputs.items()}
     if (media := given.get("mm_encoder_outputs")) is not None:
         given["mm_encoder_outputs"] = {name: copy.copy(made) for name, made in media.items()}
+    ids = prompt.ids if bool(prompt.ids.any()) else prompt.ids[:, :0]
     _, repeated = model._expand_inputs_for_generation(
-        expand_size=copies, is_encoder_decoder=is_pair and "encoder_outputs" in given, input_ids=columns.ids, **given
+        expand_size=copies, is_encoder_decoder=is_pair and "encoder_outputs" in given, input_ids=ids, **given
     )
     return dict(repeated)
 
