@@ -106,6 +106,18 @@ def test_models_with_parts_beside_their_decoder() -> None:
     assert "parts beside its text decoder" in found.stats.path_reason
 
 
+def test_a_decoder_with_layers_for_pictures_reads_text_alone() -> None:
+    """Its code looks into the cache for the pictures' keys."""
+    config = transformers.models.mllama.configuration_mllama.MllamaTextConfig(
+        **LLAMA, cross_attention_layers=[1], rope_parameters={"rope_type": "default", "rope_theta": 10000.0}
+    )
+    model = shake(transformers.MllamaForCausalLM(config))
+    inputs = make_inputs()
+    for more in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
+        expected = model.generate(**inputs, **NEW, do_sample=False, **more)
+        assert torch.equal(unspool.generate(model, **inputs, **NEW, **more), expected)
+
+
 def test_labels_change_nothing() -> None:
     inputs = make_inputs()
     for name in ("mixtral", "bart"):

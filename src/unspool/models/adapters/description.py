@@ -254,6 +254,11 @@ def refuse(model: Any, config: Any) -> None:
         raise UnsupportedError(
             f"{kind} keeps states instead of keys, and the adapter gives a transformers model only keys. {instead}"
         )
+    if getattr(config, "cross_attention_layers", None):
+        raise UnsupportedError(
+            f"{kind} has layers that attend to pictures, and the adapter gives a transformers model keys of tokens "
+            "only; use its own generate()"
+        )
     if not getattr(model, "can_generate", lambda: True)():
         raise UnsupportedError(
             f"{kind} has no head that gives logits for a next token; load the model with AutoModelForCausalLM"
