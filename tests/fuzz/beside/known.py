@@ -46,7 +46,6 @@ REFUSED = (
     r"and a window of the model is \(rows",  # force_unique_generate_call
     "`use_cache` is only supported for `decoder_input_ids` of length 1",  # ProphetNet's forward
     "This model does not support the quantized cache",  # the object's forward over its own cache
-    "tokens that FSMT.* reads together see each other",  # over its own cache
     "FSMT.* would read the empty columns of a static cache",
     "embeddings and the other prompt's tokens are read in two passes",  # guidance, and states of one pass
     "its cache can't roll back so far",  # the states of a draft model that has another tokenizer
@@ -72,6 +71,7 @@ def has_no_reference(call: Call) -> bool:
     if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
         return True  # its states do not follow the beams
     reads_several = bool({"again", "begun"} & call.extras.keys()) or call.strategy in ("lookup", "assisted")
+    reads_several |= call.settings.get("use_cache") is False
     if call.model == "fsmt" and reads_several:
         return True  # several tokens that it reads in one pass see each other
     if call.model == "m2m_100" and "again" in call.extras and len(call.ids) > 1:

@@ -394,6 +394,8 @@ class ColumnModel(AdaptedModel):
         """
         columns = cache.columns
         assert columns is not None
+        if not cache.keeps_past and self.description.lacks_order:
+            return self._run_in_order(cache, num_new, want)
         first = columns.num_read if cache.keeps_past else columns.width - num_new
         made = []
         for stop in range(first + 1, columns.width + 1):
@@ -404,6 +406,21 @@ class ColumnModel(AdaptedModel):
         cache.columns = columns
         columns.num_read = columns.width if cache.keeps_past else 0
         return join_passes(made[-num_new:], want)
+
+    def _run_in_order(self, cache: ColumnCache, num_new: int, want: Want) -> Forward:
+        """Read all columns one after the other where nothing is kept: over a cache that is let go."""
+        assert cache.columns is not None
+        config, spare = copy.copy(self.call.config), copy.copy(cache)
+        config.use_cache, spare.keeps_past = True, True
+        spare.columns, spare.inputs = cache.columns.copy(), {**cache.inputs, "use_cache": True}
+        with name_failures(self.inner):
+            self._prepare_past(config, spare.inputs, len(cache.columns.mask), cache.columns.width)
+        forward = self._run_singly(spare, cache.columns.width, want, is_first=False)
+        if want.logits == "all":
+            forward.logits = forward.logits[:, -num_new:]
+        kept = {name: made for name, made in spare.output.items() if name != spare.name}
+        cache.output = type(spare.output)(**kept)
+        return forward
 
     def _find_call(self, cache: ColumnCache, is_first: bool) -> Any:
         """The model's forward: compiled for steps, if that was asked for."""
