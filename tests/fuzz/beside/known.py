@@ -68,6 +68,8 @@ def has_no_reference(call: Call) -> bool:
     has_padding = call.seen is not None and not all(map(all, call.seen))
     if call.model in STATES and has_padding and call.settings.get("prefill_chunk_size") == 1:
         return True  # a chunk of padding alone goes into its states
+    if call.model in STATES and "again" in call.extras:
+        return True  # it begins states anew with several tokens, or takes the last one alone
     if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
         return True  # its states do not follow the beams
     reads_several = bool({"again", "begun"} & call.extras.keys()) or call.strategy in ("lookup", "assisted")
@@ -103,11 +105,15 @@ def has_no_reference(call: Call) -> bool:
 
 def _joins_tokens(call: Call) -> bool:
     """Whether a processor looks for sequences of tokens."""
-    return any(name in call.settings for name in ("no_repeat_ngram_size", "bad_words_ids", "sequence_bias"))
+    joining = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias")
+    objects = [name for name, _ in call.extras.get("their processors", ())]
+    return any(name in call.settings for name in joining) or any(name.startswith("No") for name in objects)
 
 
 def can_more(call: Call, error: BaseException) -> bool:
     """Whether transformers' refusal is of something that ours has on purpose."""
+    if "longest" in call.extras and isinstance(error, IndexError):
+        return True  # a criterion takes the place of a setting's length, and its beams and caches have room for that
     if call.model == "falcon_alibi" and call.is_static:
         return True  # its biases have no columns for room that is not in use
     return any(re.search(pattern, f"{type(error).__name__}: {error}") for pattern in MORE)

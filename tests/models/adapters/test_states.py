@@ -132,6 +132,20 @@ def test_embeddings_behind_a_returned_cache_are_read(name: str, num_more: int) -
     assert torch.equal(found[:, : expected.shape[1]], expected)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4"])
+def test_keys_that_an_index_finds_are_read_together(name: str, seed: int) -> None:
+    """As transformers reads them behind a cache: such a model finds other keys for tokens that come one by one."""
+    model, asked = models.make_again(name, seed, "eager"), {**NEW, "return_dict_in_generate": True}
+    generates = (model.generate, lambda *args, **kwargs: unspool.generate(model, *args, **kwargs))
+    texts = []
+    for generate in generates:
+        first = generate(PROMPT, **asked)
+        text = torch.cat((first.sequences, torch.tensor([[11, 12, 13, 14]])), dim=1)
+        texts.append(generate(text, past_key_values=first.past_key_values, **asked).sequences)
+    assert torch.equal(*texts)
+
+
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_cache_of_the_callers_goes_on_from_call_to_call(name: str) -> None:
     """It is filled in place, so nothing has to be returned."""

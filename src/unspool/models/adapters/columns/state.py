@@ -19,6 +19,7 @@ CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
 _WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
 _FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once, with a count of what is in use
+_INDEXED_LAYERS = frozenset({"DynamicIndexedLayer", "StaticIndexedLayer"})  # and what keys are found by, which stays
 
 
 @dataclass
@@ -165,7 +166,7 @@ class ColumnCache(Cache):
     @property
     def keeps_states(self) -> bool:
         """Whether some layers keep states, which models begin anew with several tokens at once."""
-        known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS
+        known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS | _INDEXED_LAYERS
         return self.keeps_past and (self.has_inner or not (self._is_standard and self._name_layers() <= known))
 
     # --- rows ----------------------------------------------------------------------------------------
