@@ -335,7 +335,7 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, settings: dict[str, 
         extras["criterion"] = sorted(rng.sample(range(VOCAB), 12))
     if rng.random() < 0.1:
         extras["their processors"] = [(name, OBJECTS[name](rng)) for name in rng.sample(sorted(OBJECTS), 2)]
-    if rng.random() < 0.05:
+    if rng.random() < 0.05 and strategy not in turns.DRAFTED:  # theirs drafts nothing past the setting, for ever
         extras["longest"] = rng.randint(2, 14)
     if rng.random() < 0.2:
         extras["in place"] = True
