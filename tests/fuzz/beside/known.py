@@ -68,6 +68,8 @@ def has_no_reference(call: Call) -> bool:
     has_padding = call.seen is not None and not all(map(all, call.seen))
     if call.model in STATES and has_padding and call.settings.get("prefill_chunk_size") == 1:
         return True  # a chunk of padding alone goes into its states
+    if "longest" in call.extras and "forced_eos_token_id" in call.settings:
+        return True  # it forces the end at the length that a criterion has taken the place of
     if call.model in STATES and "again" in call.extras:
         return True  # it begins states anew with several tokens, or takes the last one alone
     if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
