@@ -245,6 +245,6 @@ def test_a_filled_cache_has_no_states() -> None:
 
 def test_a_model_without_states() -> None:
     model = FakeModel(can=frozenset({"hidden_states"}))
-    with pytest.raises(UnsupportedError, match="compares hidden states, and a fake model returns none"):
+    with pytest.raises(UnsupportedError, match="compares hidden states, and a fake model does not return one"):
         generate(model, [[1, 2]], max_new_tokens=3, **ASK)
     assert model.num_passes == 0

@@ -99,6 +99,20 @@ def test_windows(name: str, seed: int) -> None:
     assert any(found["segments"]) or name == "silence"
 
 
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_an_encoders_states_stand_beside_times_of_tokens(num_rows: int) -> None:
+    model, features = make_whisper(0), draw_features(num_rows, WINDOW, 0)
+    model.set_attn_implementation("eager")
+    told = {"output_hidden_states": True, "output_attentions": True}
+    asked = {**told, "return_dict_in_generate": True, "return_token_timestamps": True, "language": "en"}
+    found = unspool.generate(model, input_features=features, **asked, max_new_tokens=5)
+    with torch.no_grad():
+        expected = model.get_encoder()(features, **told)
+    for name in ("hidden_states", "attentions"):
+        for one, other in zip(found[f"encoder_{name}"], expected[name], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
 def test_token_times_are_those_of_the_whole_sound() -> None:
     """The reference begins anew with every window in `token_timestamps`, and not in its segments."""
     model, features = make_whisper(1), draw_features(1, 140, 1)

@@ -28,8 +28,9 @@ def follow_criteria(
         for one in listed
         if is_theirs(one, "MaxLengthCriteria") or (isinstance(one, MaxLengthCriteria) and not is_set)
     ]
-    if limits and prompts.embeds is None and min(limits) > prompts.width:  # otherwise it ends the first step
-        settings.max_length, settings.max_new_tokens = min(limits), None
+    if limits and min(limits) > prompts.width:  # otherwise it ends the first step
+        # A length counts embeddings that stand for tokens; a criterion sees the tokens alone.
+        settings.max_length, settings.max_new_tokens = min(limits) + prompts.num_hidden, None
         origins["max_length"], origins["max_new_tokens"] = "call", "default"
     for kind, name in _REPLACED.items():
         if any(is_theirs(one, kind) for one in listed):

@@ -83,14 +83,19 @@ class CallCache:
             self.held.put_aside(rows)
 
     @torch.no_grad()
-    def read_padding(self, reader: Reader, emitted: Sequence[Sequence[int]]) -> None:
+    def read_padding(self, reader: Reader, emitted: Sequence[Sequence[int]], *, reads_choice: bool) -> None:
         """Let rows that ended before the others read the padding behind their text, if the caller gets it and they
-        have not: those of drafts read nothing once they have ended."""
+        have not: those of drafts read nothing once they have ended, and where a strategy reads what it chooses they
+        have gone on with tokens that nobody gets."""
         parts, fill = self._parts, self._parts.plan.fill_token_id
         if not self._holds_padding or not parts.keeps_places or not reader.keeps_cache:
             return
+        cache, prompts = reader.cache, self._list_prompts()
+        if reads_choice and ROLL_BACK in cache.can:
+            ends = [prompt + len(text) for prompt, text in zip(prompts, emitted, strict=True)]
+            cache.truncate([min(held, end) for held, end in zip(cache.lengths, ends, strict=True)])
         last = max(map(len, emitted)) - 1  # the last token is the next call's
-        read = [held - prompt for held, prompt in zip(reader.cache.lengths, self._list_prompts(), strict=True)]
+        read = [held - prompt for held, prompt in zip(cache.lengths, prompts, strict=True)]
         unread = [[*text, *[fill] * last][first:last] for text, first in zip(emitted, read, strict=True)]
         if any(unread):
             nothing = torch.zeros(len(unread), 0, dtype=torch.int64, device=parts.model.device)

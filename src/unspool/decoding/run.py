@@ -96,18 +96,18 @@ class Run:
 
     def _close(self) -> None:
         """Leave things as the next call wants them."""
-        num_unread = 0
+        reads_choice = False
         if self._turns is not None:
             self._turns.close()
-            num_unread = 1 if self._turns.reads_choice and any(self.emitted) else 0
+            reads_choice = self._turns.reads_choice and any(self.emitted)
         if self._reader is not None:
             self._count_passes()
             if self.parts.readout.num_sets > 1 and self.parts.wants_every_row:
                 self._reader.close_sets()
             if all(self.reasons):
-                self.cache.read_padding(self._reader, self.emitted)
+                self.cache.read_padding(self._reader, self.emitted, reads_choice=reads_choice)
                 self.stats.forward_passes = self._reader.num_passes
-        self.cache.forget_padding(self.emitted, num_unread)
+        self.cache.forget_padding(self.emitted, num_unread=int(reads_choice))
 
     def _count_passes(self) -> None:
         reader, stats = self._reader, self.stats

@@ -18,7 +18,7 @@ from unspool.decoding.speculative.sources import shares_encoder
 from unspool.errors import SettingError
 from unspool.logits import WhisperTimeStampLogitsProcessor
 from unspool.outputs import GenerateOutput
-from unspool.protocols import Ask, Encoded, Model, SourceAsk, Want
+from unspool.protocols import LAST, Ask, Encoded, Model, SourceAsk, Want
 from unspool.speech.alignment import find_times
 from unspool.speech.markers import Markers
 from unspool.speech.picking import pick_row
@@ -84,16 +84,22 @@ class WindowDecoder:
     def encode(self, features: torch.Tensor) -> Heard:
         """The encoder's states of features (rows, mels, frames), and a draft model's."""
         features = features.to(self.model.device)
-        encoded = self._encode(self.model, features)
+        asked = self.settings.get
+        is_shown = bool(asked("return_dict_in_generate"))
+        want = Want(
+            hidden_states=is_shown and bool(asked("output_hidden_states")),
+            attentions=is_shown and bool(asked("output_attentions")),
+        )
+        encoded = self._encode(self.model, features, want)
         if self.assistant is None:
             return Heard(encoded)
         return Heard(encoded, encoded if self._is_shared else self._encode(self.assistant, features))
 
-    def _encode(self, model: Model, features: torch.Tensor) -> Encoded:
+    def _encode(self, model: Model, features: torch.Tensor, want: Want = LAST) -> Encoded:
         shape = model.info.features
         assert shape is not None
         self.num_passes += 1
-        return encode_at_once(SourceAsk(model, None, [shape.positions] * len(features), embeds=features))
+        return encode_at_once(SourceAsk(model, None, [shape.positions] * len(features), want, features))
 
     @cached_property
     def _is_shared(self) -> bool:
@@ -216,6 +222,10 @@ class WindowDecoder:
             pass
         self.num_passes += run.stats.forward_passes
         output = run.output() if run.parts.returns_output else None
+        if output is not None:  # it was given the last layer's states, and returns those of all layers
+            for name in ("hidden_states", "attentions"):
+                if (layers := getattr(heard.encoded, name)) is not None:
+                    setattr(output, f"encoder_{name}", layers)
         made = []
         for row, (prompt, emitted) in enumerate(zip(prompts, run.emitted, strict=True)):
             tokens = emitted[:-1] if emitted and emitted[-1] in self.markers.ends else emitted
@@ -308,7 +318,12 @@ def _find_logprobs(scores: torch.Tensor, tokens: Sequence[int], temperature: flo
 def _pick(encoded: Encoded, rows: Sequence[int]) -> Encoded:
     if list(rows) == list(range(len(encoded.lengths))):
         return encoded
-    return Encoded(encoded.states[list(rows)], [encoded.lengths[row] for row in rows])
+    index = list(rows)
+    hidden, weights = (
+        None if of_all is None else tuple(layer[index] for layer in of_all)
+        for of_all in (encoded.hidden_states, encoded.attentions)
+    )
+    return Encoded(encoded.states[index], [encoded.lengths[row] for row in rows], hidden, weights)
 
 
 def _as_config(settings: Mapping[str, Any]) -> GenerationConfig:

@@ -12,6 +12,7 @@ from tests.fuzz import texts
 from tests.fuzz.beside import models, sounds, turns
 from tests.fuzz.beside.families import PAIRS, RARE, RARE_PAIRS, SPEECH, STATES, USUAL, USUAL_PAIRS, WINDOWS
 from tests.fuzz.beside.models import PAD, VOCAB
+from tests.fuzz.beside.newer import MIXED, NEWER
 
 LONGEST = 9  # columns of a prompt
 SAMPLING = "sampling"
@@ -113,7 +114,7 @@ def draw(rng: Random) -> Call:
     """A call whose parts go together."""
     if rng.random() < 0.12:
         return draw_speech(rng)
-    common, rare = [*USUAL, *USUAL_PAIRS, "llama", "gpt2", "t5", "bart"], [*RARE, *RARE_PAIRS]
+    common, rare = [*USUAL, *USUAL_PAIRS, "llama", "gpt2", "t5", "bart"], [*RARE, *RARE_PAIRS, *NEWER, *MIXED]
     name = rng.choice(common if rng.random() < 0.4 else rare)
     usual = ["greedy", "greedy", "greedy", SAMPLING, SAMPLING, "beams", "beams", "beams", BEAM_SAMPLING]
     strategy = rng.choice([*usual, "lookup", "assisted", "guidance", rng.choice(OWN)])
@@ -133,6 +134,7 @@ def draw(rng: Random) -> Call:
     _draw_strategy(rng, strategy, num_rows, settings, extras)
     if name in PAIRS and extras.get("assistant") == "another's text":
         extras["assistant"] = "another"
+        settings = {key: value for key, value in settings.items() if not key.endswith("lookbehind")}
     for processor in rng.sample(sorted(PROCESSORS), rng.choice([0, 0, 1, 1, 2, 3])):
         settings |= PROCESSORS[processor](rng)
     if rng.random() < 0.7:
@@ -159,8 +161,20 @@ def draw(rng: Random) -> Call:
         extras["begun"] = [[start, *_draw_ids(rng, width)] for _ in ids]
         if "max_length" in settings:
             settings["max_length"] += width
-    if embeds == "none" and name not in STATES:
+    hides_draws = embeds == "alone" and settings["do_sample"]  # a second turn's sequences are without them
+    if embeds == "none" or not (name in PAIRS or hides_draws):
         turns.draw_turn(rng, strategy, num_rows, settings, extras, is_pair=name in PAIRS)
+    if name in STATES:
+        extras.pop("leaves out", None)  # a state passes over masked columns in a way of its own
+        extras.pop("room", None)
+    if embeds != "none":
+        extras.pop("room", None)  # a static cache of theirs has room for columns that were tokens
+    elif name not in PAIRS and "again" not in extras and rng.random() < 0.05:
+        ids, mask = [[ids[0][0]]], None
+        settings["bos_token_id"] = ids[0][0]
+        extras["from nothing"] = True
+        if len(extras.get("negative", ())) > 1:
+            del extras["negative"][1:]
     attention = "eager" if settings.get("output_attentions") or rng.random() < 0.2 else "sdpa"
     if name in STATES:
         settings.pop("output_attentions", None)
@@ -250,6 +264,8 @@ def _draw_strategy(rng: Random, strategy: str, num_rows: int, settings: dict[str
         _draw_words(rng, settings, extras)
     if strategy == "contrastive":
         settings |= {"penalty_alpha": rng.choice([0.3, 0.7]), "top_k": rng.randint(2, 5)}
+        if rng.random() < 0.2:
+            settings["low_memory"] = True
     if strategy == "dola":
         settings["dola_layers"] = rng.choice(["low", "high", [1], [0, 2]])
     if strategy == "lookup":
@@ -260,6 +276,10 @@ def _draw_strategy(rng: Random, strategy: str, num_rows: int, settings: dict[str
         extras["assistant"] = rng.choice(["itself", "another", "another's text"])
         if rng.random() < 0.5:
             settings["num_assistant_tokens"] = rng.randint(1, 6)
+        for name in rng.sample(sorted(DRAFTING), rng.choice([0, 1])):
+            settings |= DRAFTING[name](rng)
+        if extras["assistant"] == "another's text" and rng.random() < 0.3:
+            settings |= {"assistant_lookbehind": rng.randint(1, 9), "target_lookbehind": rng.randint(1, 9)}
     if strategy == "guidance":
         settings["guidance_scale"] = rng.choice([0.5, 1.5, 3.0])
         if rng.random() < 0.5:
@@ -313,6 +333,12 @@ def _draw_extras(rng: Random, strategy: str, num_rows: int, settings: dict[str, 
         extras["processor"] = rng.randrange(VOCAB)
     if rng.random() < 0.1:
         extras["criterion"] = sorted(rng.sample(range(VOCAB), 12))
+    if rng.random() < 0.1:
+        extras["their processors"] = [(name, OBJECTS[name](rng)) for name in rng.sample(sorted(OBJECTS), 2)]
+    if rng.random() < 0.05 and strategy not in turns.DRAFTED:  # theirs drafts nothing past the setting, for ever
+        extras["longest"] = rng.randint(2, 14)
+    if rng.random() < 0.2:
+        extras["in place"] = True
     is_drafted = strategy in turns.DRAFTED
     if (strategy in ("greedy", SAMPLING) or (is_drafted and num_rows == 1)) and rng.random() < 0.3:
         extras["streamer"] = True
@@ -335,6 +361,23 @@ PROCESSORS: dict[str, Any] = {
     "renormalised": lambda rng: {"renormalize_logits": True},
     "cleaned": lambda rng: {"remove_invalid_values": True},
     "watermark": lambda rng: {"watermarking_config": {"greenlist_ratio": 0.4, "bias": 3.0, "context_width": 1}},
+}
+DRAFTING: dict[str, Any] = {
+    "schedule": lambda rng: {
+        "num_assistant_tokens_schedule": rng.choice(["constant", "heuristic", "heuristic_transient"])
+    },
+    "threshold": lambda rng: {"assistant_confidence_threshold": rng.choice([0.0, 0.3, 0.9])},
+}
+OBJECTS: dict[str, Any] = {  # of transformers' classes, which a caller may pass beside the settings
+    "RepetitionPenaltyLogitsProcessor": lambda rng: (rng.choice([0.8, 1.3]),),
+    "NoRepeatNGramLogitsProcessor": lambda rng: (rng.randint(1, 3),),
+    "NoBadWordsLogitsProcessor": lambda rng: ([_draw_ids(rng, 2) for _ in range(9)],),
+    "SuppressTokensLogitsProcessor": lambda rng: (sorted(rng.sample(range(VOCAB), 30)),),
+    "TemperatureLogitsWarper": lambda rng: (rng.choice([0.6, 1.6]),),
+    "TopKLogitsWarper": lambda rng: (rng.randint(5, 40),),
+    "MinPLogitsWarper": lambda rng: (rng.choice([0.01, 0.1]),),
+    "LogitNormalization": lambda rng: (),
+    "InfNanRemoveLogitsProcessor": lambda rng: (),
 }
 CUTS: dict[str, Any] = {
     "temperature": lambda rng: {"temperature": rng.choice([0.5, 1.7])},
@@ -364,6 +407,10 @@ def make_inputs(call: Call, model: Any) -> dict[str, Any]:
         given["inputs_embeds"] = table[ids] + 0.1 * noise
         if call.embeds == "alone":
             del given["input_ids"]
+    if "from nothing" in call.extras:
+        return {}
+    if "in place" in call.extras and call.embeds == "none":
+        given["inputs"] = given.pop("input_ids")
     return {name: value.to(models.DEVICE) for name, value in given.items()}
 
 

@@ -88,7 +88,10 @@ def _compare_fields(call: Call, theirs: Any, ours: Any) -> str | None:
         if name in theirs and (found := _compare_steps(theirs[name], ours[name], live)):
             return f"{name} {found}"
     for name in LAYERS if not call.is_right_padded else ():  # whose columns are others: see `turn_round`
-        if name in theirs and (found := _compare_layers(call, theirs[name], ours[name], live)):
+        if name not in theirs:
+            continue
+        found = _compare_layers(call, theirs[name], ours[name], live, is_weights=name.endswith("attentions"))
+        if found:
             return f"{name} {found}"
     for name in WHOLE:
         if name in theirs and (found := _compare_encoder(call, theirs[name], ours[name])):
@@ -173,7 +176,7 @@ def _compare_steps(theirs: Any, ours: Any, live: list[torch.Tensor]) -> str | No
     return None
 
 
-def _compare_layers(call: Call, theirs: Any, ours: Any, live: list[torch.Tensor]) -> str | None:
+def _compare_layers(call: Call, theirs: Any, ours: Any, live: list[torch.Tensor], *, is_weights: bool) -> str | None:
     if len(theirs) != len(ours):
         return f"of {len(ours)} steps for {len(theirs)}"
     for step, (one, other) in enumerate(zip(theirs, ours, strict=True)):
@@ -184,7 +187,9 @@ def _compare_layers(call: Call, theirs: Any, ours: Any, live: list[torch.Tensor]
                 return f"of step {step}, layer {layer} have the shape {list(found.shape)} for {list(mine.shape)}"
             rows = live[step] if step < len(live) else live[-1][:0]
             column = slice(-1, None)  # of the last token alone: the others may be padding
-            if mine.dim() == 4:
+            if not is_weights and call.model == "gemma3n":  # (streams, rows, columns, width)
+                mine, found = mine.movedim(0, 2), found.movedim(0, 2)
+            if is_weights:
                 near = _is_near(mine[rows, :, column], found[rows, :, column])
             else:
                 near = _is_near(mine[rows, column], found[rows, column])

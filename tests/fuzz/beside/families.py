@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.fuzz.beside.newer import MIXED, NEWER
 from tests.models.adapters import tiny
 from tests.models.adapters.tiny import DEEPSEEK, LLAMA, PAIR, SIZES, TYPES
 
@@ -87,7 +88,7 @@ RARE: dict[str, Family] = {
     "ctrl": ("CTRL", {**_FIRST_GPT, "dff": 48}),
     "vaultgemma": ("VaultGemma", {**_SOME_WINDOWS, "head_dim": 8}),
 }
-DECODERS: dict[str, Family] = {**USUAL, **RARE}
+DECODERS: dict[str, Family] = {**USUAL, **RARE, **NEWER, **MIXED}
 _PROPHET = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -138,10 +139,15 @@ SPEECH: dict[str, dict[str, Any]] = {  # settings that such a model's file has m
         "task_to_id": None,
     },
 }
-STATES = ("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "lfm2", "minimax")
+STATES = ("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "lfm2", "minimax", *MIXED)
 WINDOWS = (  # some layers see the last few columns alone
     *("mistral", "gemma2", "gemma3", "gpt_oss", "gpt_neo", "cohere2", "starcoder2", "phi3", "olmo3", "exaone4"),
     *("ministral", "vaultgemma", "recurrent_gemma"),
+    *(
+        name
+        for name, (_, settings) in NEWER.items()
+        if {"sliding_window", "local_attention", "attention_chunk_size"} & settings.keys()
+    ),
 )
 HEADS = {
     **tiny.HEADS,

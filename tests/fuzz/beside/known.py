@@ -46,7 +46,6 @@ REFUSED = (
     r"and a window of the model is \(rows",  # force_unique_generate_call
     "`use_cache` is only supported for `decoder_input_ids` of length 1",  # ProphetNet's forward
     "This model does not support the quantized cache",  # the object's forward over its own cache
-    "tokens that FSMT.* reads together see each other",  # over its own cache
     "FSMT.* would read the empty columns of a static cache",
     "embeddings and the other prompt's tokens are read in two passes",  # guidance, and states of one pass
     "its cache can't roll back so far",  # the states of a draft model that has another tokenizer
@@ -69,9 +68,14 @@ def has_no_reference(call: Call) -> bool:
     has_padding = call.seen is not None and not all(map(all, call.seen))
     if call.model in STATES and has_padding and call.settings.get("prefill_chunk_size") == 1:
         return True  # a chunk of padding alone goes into its states
+    if "longest" in call.extras and "forced_eos_token_id" in call.settings:
+        return True  # it forces the end at the length that a criterion has taken the place of
+    if call.model in STATES and "again" in call.extras:
+        return True  # it begins states anew with several tokens, or takes the last one alone
     if call.model in ("recurrent_gemma", "minimax") and call.has_beams:
         return True  # its states do not follow the beams
     reads_several = bool({"again", "begun"} & call.extras.keys()) or call.strategy in ("lookup", "assisted")
+    reads_several |= call.settings.get("use_cache") is False
     if call.model == "fsmt" and reads_several:
         return True  # several tokens that it reads in one pass see each other
     if call.model == "m2m_100" and "again" in call.extras and len(call.ids) > 1:
@@ -103,11 +107,15 @@ def has_no_reference(call: Call) -> bool:
 
 def _joins_tokens(call: Call) -> bool:
     """Whether a processor looks for sequences of tokens."""
-    return any(name in call.settings for name in ("no_repeat_ngram_size", "bad_words_ids", "sequence_bias"))
+    joining = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias")
+    objects = [name for name, _ in call.extras.get("their processors", ())]
+    return any(name in call.settings for name in joining) or any(name.startswith("No") for name in objects)
 
 
 def can_more(call: Call, error: BaseException) -> bool:
     """Whether transformers' refusal is of something that ours has on purpose."""
+    if "longest" in call.extras and isinstance(error, IndexError):
+        return True  # a criterion takes the place of a setting's length, and its beams and caches have room for that
     if call.model == "falcon_alibi" and call.is_static:
         return True  # its biases have no columns for room that is not in use
     return any(re.search(pattern, f"{type(error).__name__}: {error}") for pattern in MORE)

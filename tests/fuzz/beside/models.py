@@ -21,6 +21,7 @@ import transformers
 
 import unspool
 from tests.fuzz.beside.families import DECODERS, HEADS, PAIRS, SPEECH
+from tests.fuzz.beside.newer import TEXTS
 from tests.speech.models import make_whisper
 
 transformers.logging.set_verbosity_error()
@@ -67,7 +68,7 @@ def _make(name: str, seed: int, attention: str, device: str) -> Any:
     if name in SPEECH:
         return _make_speech(name, seed, attention).to(device)
     kind, settings = (DECODERS | PAIRS)[name]
-    config_class = getattr(transformers, "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config")
+    config_class = getattr(transformers, f"{kind}TextConfig" if kind in TEXTS else f"{kind}Config")
     usual = f"{kind}ForCausalLM" if name in DECODERS else f"{kind}ForConditionalGeneration"
     model_class = getattr(transformers, HEADS.get(kind, usual))
     told = {"attn_implementation": attention} if attention == "eager" or model_class._supports_sdpa else {}

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from tests.fuzz.beside.calls import Call
 
 DRAFTED = ("lookup", "assisted")
-DRAFTS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens")
+DRAFTS = (
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+    *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
+)
 # What makes a call other than greedy; a second turn of "greedy" has none of it.
 METHODS = (
     *(
@@ -74,15 +77,23 @@ def continue_text(call: Call, given: dict[str, Any], output: Any) -> dict[str, A
     if call.is_pair:
         source = {name: repeat(given[name], len(ids)) for name in SOURCES if name in given}
         return {**given, **source, "decoder_input_ids": ids, "past_key_values": output.past_key_values}
-    seen = torch.ones_like(ids)
+    width = len(call.ids[0]) + ids.shape[1] - call.num_read
+    seen = torch.ones(len(ids), width, dtype=torch.long, device=models.DEVICE)
     if call.seen is not None:
         seen[:, : len(call.seen[0])] = repeat(torch.tensor(call.seen), len(ids))
     if "leaves out" in call.extras:
-        seen[:, len(call.ids[0]) : output.sequences.shape[1]] = mark_answers(call, output.sequences).long()
-    return {**given, "input_ids": ids, "attention_mask": seen, "past_key_values": output.past_key_values}
+        answers = mark_answers(call, output.sequences).long()
+        seen[:, len(call.ids[0]) : len(call.ids[0]) + answers.shape[1]] = answers
+    told = {**given, "attention_mask": seen, "past_key_values": output.past_key_values}
+    if call.embeds == "none":
+        return {name: value for name, value in told.items() if name != "inputs"} | {"input_ids": ids}
+    first = repeat(given["inputs_embeds"], len(ids))
+    table = models.make(call.model, call.seed).get_input_embeddings()
+    told["inputs_embeds"] = torch.cat((first, table(ids[:, call.num_read :]).detach()), dim=1)
+    return told if call.embeds == "alone" else {**told, "input_ids": ids}
 
 
-SOURCES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
+SOURCES = ("input_ids", "inputs", "attention_mask", "inputs_embeds", "encoder_outputs")
 
 
 def repeat(value: Any, num_rows: int) -> Any:

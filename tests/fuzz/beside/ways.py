@@ -15,6 +15,7 @@ import unspool
 from tests.fuzz import texts
 from tests.fuzz.beside import models
 from tests.fuzz.beside.calls import SAMPLING, Call, make_inputs
+from tests.fuzz.beside.newer import MIXED
 from tests.fuzz.beside.turns import DRAFTS, continue_text, stop_at_strings
 from unspool.errors import SettingError, UnspoolError
 
@@ -100,7 +101,9 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
     elif "streamer" in call.extras:
         given["streamer"] = told
     if "states" in call.extras:
-        source = {name: given.pop(name) for name in ("input_ids", "attention_mask") if name in given}
+        source = {name: given.pop(name) for name in ("input_ids", "inputs", "attention_mask") if name in given}
+        if "inputs" in source:
+            source["input_ids"] = source.pop("inputs")
         given |= {name: mask for name, mask in source.items() if name == "attention_mask"}
         given["encoder_outputs"] = models.make(call.model, call.seed).get_encoder()(**source)
     if "begun" in call.extras:
@@ -112,8 +115,14 @@ def make_arguments(call: Call, model: Any, assistant: Any) -> tuple[dict[str, An
         given["prefix_allowed_tokens_fn"] = lambda row, ids: allowed[(row + int(ids.sum())) % len(allowed)]
     if "processor" in call.extras:
         given["logits_processor"] = transformers.LogitsProcessorList([add_bias(call.extras["processor"])])
+    for name, values in call.extras.get("their processors", ()):
+        made = getattr(transformers, name)(*values)
+        given["logits_processor"] = transformers.LogitsProcessorList([*given.get("logits_processor", ()), made])
     if "criterion" in call.extras:
         given["stopping_criteria"] = transformers.StoppingCriteriaList([stop_at(call.extras["criterion"])])
+    if "longest" in call.extras:
+        longest = transformers.MaxLengthCriteria(call.extras["longest"])
+        given["stopping_criteria"] = transformers.StoppingCriteriaList([*given.get("stopping_criteria", ()), longest])
     if "negative" in call.extras:
         given |= make_negative(call.extras["negative"])
     if "assistant" in call.extras:
@@ -260,6 +269,8 @@ def say_one_length(call: Call) -> Call:
 def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Answer:
     """A call by transformers; where tokens are drawn, with the draws of ours."""
     call = say_one_length(call)
+    if call.model in MIXED:  # it begins states anew with every chunk
+        call = call.change(settings={**call.settings, "prefill_chunk_size": None})
     attention = "eager" if call.settings.get("output_attentions") else call.attention
     other = call.seed if call.extras.get("assistant") == "itself" else call.seed + 1
     model = models.make(call.model, call.seed, attention) if model is None else model
@@ -269,8 +280,10 @@ def run_theirs(call: Call, model: Any = None, ours: Answer | None = None) -> Ans
         given, told = make_arguments(call, model, assistant)
     except ValueError as error:
         return Answer(error=error)
-    if "again" in call.extras or call.embeds != "none" or call.extras.get("assistant") == "another's text":
-        # Its drafts are checked as if the cache that was given held nothing, and over the ids beside embeddings.
+    is_translated = call.extras.get("assistant") == "another's text"
+    if "again" in call.extras or call.embeds != "none" or is_translated or call.model in MIXED:
+        # Its drafts are checked as if the cache that was given held nothing, and over the ids beside embeddings; and
+        # it takes refused ones out of the keys alone, not out of what an indexer keeps of them.
         given = {name: value for name, value in given.items() if name not in DRAFTERS}
     if "stop_strings" in given:
         criterion = stop_at_strings(given.pop("stop_strings"))

@@ -43,6 +43,18 @@ def test_one_of_a_kind_that_settings_make_takes_its_place(name: str, call: dict[
     assert torch.equal(unspool.generate(model, IDS, **call, **QUIET, do_sample=False), expected)
 
 
+@pytest.mark.parametrize("limit", [3, 9])
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_a_length_of_theirs_counts_tokens_and_no_embeddings(with_ids: bool, limit: int) -> None:
+    model = make_once("phi3")
+    given: dict[str, Any] = {"inputs_embeds": model.get_input_embeddings()(IDS), **QUIET, "max_new_tokens": 2}
+    given |= {"input_ids": IDS} if with_ids else {}
+    criteria = transformers.StoppingCriteriaList([Length(limit)])
+    expected = model.generate(**given, stopping_criteria=criteria, do_sample=False)
+    assert torch.equal(unspool.generate(model, **given, stopping_criteria=criteria), expected)
+    assert expected.shape[1] == max(limit, IDS.shape[1] + 1 if with_ids else 1)
+
+
 def test_ours_replaces_a_length_that_nobody_set() -> None:
     model, limit = make_once("phi3"), IDS.shape[1] + 23
     criteria = [unspool.MaxLengthCriteria(limit)]

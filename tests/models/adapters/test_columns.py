@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.fuzz.beside import models as fuzzed
 from tests.models.adapters.tiny import LLAMA, SIZES, make, make_inputs, make_once
 
 import unspool
+from unspool.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 NEW = {"max_new_tokens": 8, "eos_token_id": None}
+IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
 MINIMAX = {**LLAMA, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}
 LLAVA_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -101,6 +104,18 @@ def test_models_with_parts_beside_their_decoder() -> None:
     found = unspool.generate(model, **inputs, **NEW, return_dict_in_generate=True)
     assert torch.equal(found.sequences, expected)
     assert "parts beside its text decoder" in found.stats.path_reason
+
+
+def test_a_decoder_with_layers_for_pictures_reads_text_alone() -> None:
+    """Its code looks into the cache for the pictures' keys."""
+    config = transformers.models.mllama.configuration_mllama.MllamaTextConfig(
+        **LLAMA, cross_attention_layers=[1], rope_parameters={"rope_type": "default", "rope_theta": 10000.0}
+    )
+    model = shake(transformers.MllamaForCausalLM(config))
+    inputs = make_inputs()
+    for more in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
+        expected = model.generate(**inputs, **NEW, do_sample=False, **more)
+        assert torch.equal(unspool.generate(model, **inputs, **NEW, **more), expected)
 
 
 def test_labels_change_nothing() -> None:
@@ -279,6 +294,28 @@ def test_hidden_states_with_streams_follow_rows(num_beams: int) -> None:
     assert [[tuple(state.shape) for state in step] for step in found] == shapes
     for ours, theirs in zip(found[0], expected[0], strict=True):  # the prompt's: nothing was drawn before them
         torch.testing.assert_close(ours, theirs)
+
+
+DOLA, CONTRASTIVE = {"dola_layers": [0, 1]}, {"penalty_alpha": 0.5, "top_k": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("gemma3n", DOLA), ("gemma3n", CONTRASTIVE), ("hy_v4", DOLA), ("qwen4_exp", DOLA)]
+)
+def test_methods_that_read_a_state_of_each_token_are_refused_where_it_has_several(name: str, method: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"one state per token|earlier layers|one for each token"):
+        unspool.generate(fuzzed.make_again(name, 0, "sdpa"), IDS, **NEW, **method)
+
+
+@pytest.mark.parametrize("kind", ["static", "offloaded", "offloaded_static", "hybrid"])
+@pytest.mark.parametrize("name", ["gemma4", "mimo_v2_flash"])
+def test_layers_with_keys_of_different_shapes_have_transformers_own_caches(name: str, kind: str) -> None:
+    model = fuzzed.make_again(name, 0, "sdpa")
+    plain = unspool.generate(model, IDS, **NEW)
+    assert torch.equal(unspool.generate(model, IDS, **NEW, cache_implementation=kind), plain)
+    assert torch.equal(model.generate(IDS, **NEW, do_sample=False), plain)
+    with pytest.raises(UnsupportedError, match="keys of different shapes"):
+        unspool.generate(model, IDS, **NEW, cache_implementation="paged")
 
 
 def test_weights_over_a_static_cache_are_those_of_the_same_pass() -> None:

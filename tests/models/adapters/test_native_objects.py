@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.copies import copy_by_pickle
+from tests.fuzz.beside import models as fuzzed
 from tests.models.adapters.tiny import LLAMA, PAIR, make
 
 import unspool
@@ -98,6 +99,21 @@ def test_a_bias_of_the_head_that_is_no_parameter_counts() -> None:
     model.final_logits_bias[0, 11] = 100.0
     output = generate(model, native=True)
     assert "own forward" not in output.stats.path_reason and (output.sequences[:, 1:] == 11).all()
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "dots1"])
+def test_a_bias_of_experts_that_is_no_parameter_counts(name: str) -> None:
+    model = copy.deepcopy(fuzzed.make(name, 0))
+    biases = [buffer for key, buffer in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    answers = []
+    for bias in (0.0, 100.0):
+        for one in biases:
+            one[2:] = bias  # the last two experts are chosen, or those that were
+        output = generate(model, native=True)
+        assert "own forward" not in output.stats.path_reason
+        assert torch.equal(output.sequences, generate(model, native=False).sequences)
+        answers.append(output.sequences.tolist())
+    assert biases and answers[0] != answers[1]
 
 
 @pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])

@@ -113,6 +113,39 @@ def test_a_returned_cache_is_continued(name: str, num_more: int, native: bool) -
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("num_more", [0, 3])
+@pytest.mark.parametrize("name", ["deepseek_v32", "hy_v4", "granitemoehybrid", "qwen3_next"])
+def test_embeddings_behind_a_returned_cache_are_read(name: str, num_more: int) -> None:
+    """They are no token's, and there are no tokens beside them."""
+    model = make(name)
+    embed, told = model.get_input_embeddings(), {**NEW, "return_dict_in_generate": True}
+    noise = 0.1 * torch.randn(1, 11, 32, generator=torch.Generator().manual_seed(1))
+    embeds = embed(torch.cat((PROMPT, torch.tensor([[11, 12, 13]])), dim=1)) + noise
+    whole = unspool.generate(model, inputs_embeds=embeds[:, : 8 + num_more], **NEW)
+    first = unspool.generate(model, inputs_embeds=embeds[:, :8], **{**told, "max_new_tokens": 4 if not num_more else 1})
+    past = first.past_key_values
+    if num_more:  # the caller goes on with something else than the one token that was written and is not yet read
+        ahead, expected = embeds[:, :11], whole
+    else:
+        ahead, expected = torch.cat((embeds[:, :8], embed(first.sequences)), dim=1), whole[:, 4:]
+    found = unspool.generate(model, inputs_embeds=ahead, past_key_values=past, **NEW)
+    assert torch.equal(found[:, : expected.shape[1]], expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4"])
+def test_keys_that_an_index_finds_are_read_together(name: str, seed: int) -> None:
+    """As transformers reads them behind a cache: such a model finds other keys for tokens that come one by one."""
+    model, asked = models.make_again(name, seed, "eager"), {**NEW, "return_dict_in_generate": True}
+    generates = (model.generate, lambda *args, **kwargs: unspool.generate(model, *args, **kwargs))
+    texts = []
+    for generate in generates:
+        first = generate(PROMPT, **asked)
+        text = torch.cat((first.sequences, torch.tensor([[11, 12, 13, 14]])), dim=1)
+        texts.append(generate(text, past_key_values=first.past_key_values, **asked).sequences)
+    assert torch.equal(*texts)
+
+
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_cache_of_the_callers_goes_on_from_call_to_call(name: str) -> None:
     """It is filled in place, so nothing has to be returned."""

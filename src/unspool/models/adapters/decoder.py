@@ -44,16 +44,27 @@ class AdaptedDecoder(AdaptedModel):
 
     @property
     def key_shape(self) -> KeyShape:
-        """The shape of the keys, which a cache must match; measured by a pass over one token."""
-        if self._shapes is None:
-            self._shapes = self._measure_keys()
-        if len(set(self._shapes)) > 1:
+        """The shape of the keys, which a cache must match."""
+        shapes = self._find_shapes()
+        if not self.has_even_keys:
             raise UnsupportedError(
                 f"the layers of this {self.info.family} model have keys of different shapes "
-                f"({', '.join(f'{heads} heads of width {width}' for heads, width in sorted(set(self._shapes)))}), "
-                "which only a 'dynamic' cache holds; leave `cache_implementation` and past_key_values out"
+                f"({', '.join(f'{heads} heads of width {width}' for heads, width in sorted(set(shapes)))}), "
+                "which only a 'dynamic', a 'static' or an 'offloaded' cache holds; leave `cache_implementation` and "
+                "past_key_values out"
             )
-        return self._shape_keys(len(self._shapes), *self._shapes[0])
+        return self._shape_keys(len(shapes), *shapes[0])
+
+    @property
+    def has_even_keys(self) -> bool:
+        """Whether the keys of all layers have one shape, as our kinds of cache need it that take memory at once."""
+        return len(set(self._find_shapes())) == 1
+
+    def _find_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Heads and width of the keys of each layer, measured by a pass over one token."""
+        if self._shapes is None:
+            self._shapes = self._measure_keys()
+        return self._shapes
 
     @torch.no_grad()
     def _measure_keys(self) -> tuple[tuple[int, int], ...]:

@@ -60,10 +60,13 @@ def describe(model: Any) -> Description:
     if len(set(kinds)) > 1:
         mask_names = {kind: name for name, kind in KIND_NAMES.items()}
     can_switch = _can_switch(model, config)
-    can = {"hidden_states", "last_states"}
+    has_streams = has_leading_streams(config)
+    reads_states = int(getattr(_find_head(model), "in_features", 0)) == int(config.hidden_size) and not has_streams
+    can = {"hidden_states"}
     for capability, is_there in (
         ("inputs_embeds", "inputs_embeds" in arguments),
-        ("early_logits", int(getattr(_find_head(model), "in_features", 0)) == int(config.hidden_size)),
+        ("last_states", not has_streams),
+        ("early_logits", reads_states),
         ("attentions", can_switch or _name_attention(model) == "eager"),
         ("shifted_keys", rotation is not None),
         ("early_exit", "num_hidden_layers" in names["masking"]),
@@ -250,6 +253,11 @@ def refuse(model: Any, config: Any) -> None:
         )
         raise UnsupportedError(
             f"{kind} keeps states instead of keys, and the adapter gives a transformers model only keys. {instead}"
+        )
+    if getattr(config, "cross_attention_layers", None):
+        raise UnsupportedError(
+            f"{kind} has layers that attend to pictures, and the adapter gives a transformers model keys of tokens "
+            "only; use its own generate()"
         )
     if not getattr(model, "can_generate", lambda: True)():
         raise UnsupportedError(

@@ -165,9 +165,9 @@ def open_call(
         twin, reason = (None, reason) if reason or not native else find_twin(model)
         if twin is not None:
             return twin
-        why = _explain_parts(model)
+        adapter = adapt(model)
+        why = _explain_parts(model) or _explain_keys(adapter, settings)
         if why is None:
-            adapter = adapt(model)
             adapter.why_not_native = reason
             return adapter
     core = prepare_call(model, inputs, given, settings, why)
@@ -237,6 +237,14 @@ def _explain_parts(model: Any) -> str | None:
     if getattr(type(config), "sub_configs", None) or not (is_pair or find_text_config(model) is config):
         return f"{type(model).__name__} has parts beside its text decoder"
     return find_misplaced(walk(model))  # a native model's object was looked through when it was made, and is the same
+
+
+def _explain_keys(adapter: Adapted, settings: GenerationConfig) -> str | None:
+    """Why a kind of cache that takes memory for keys of one shape must be transformers'; None if ours can be it."""
+    is_kind_of_both = settings.cache_implementation in (*_STATIC, "offloaded", "offloaded_hybrid")
+    if not is_kind_of_both or not isinstance(adapter, AdaptedDecoder) or adapter.has_even_keys:
+        return None
+    return f"the layers of {type(adapter.inner).__name__} have keys of different shapes"
 
 
 def _explain_cache(model: Any, inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str:

@@ -78,12 +78,10 @@ def _read_config(model: Any) -> dict[str, Any]:
 
 
 def _list_held(model: nn.Module) -> dict[str, Any]:
-    """What an object's file would hold: its parameters, a tied one once, and the bias of a head that is none."""
-    held: dict[str, Any] = dict(model.named_parameters())
-    if isinstance(find_family(_read_config(model)), PairFamily):
-        stored = model.state_dict()
-        held |= {name: buffer for name, buffer in model.named_buffers() if name in stored}
-    return held
+    """What an object's file would hold: its parameters, a tied one once, and biases that are not trained."""
+    stored = model.state_dict()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in stored}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 @torch.inference_mode(False)  # the object's parameters become views of what is made here, and it may be trained after

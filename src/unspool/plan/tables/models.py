@@ -38,7 +38,7 @@ OF_MODEL = (
     CallMethod(
         lambda facts: bool(find_num_candidates(facts.settings)),
         "{penalty_alpha}, set {spoken[penalty_alpha]}, asks for contrastive search, which compares hidden states, and "
-        "a {info.family} model returns none; leave it out",
+        "a {info.family} model does not return one for each token; leave it out",
         _can_not("last_states"),
     ),
     _in_pieces("output_hidden_states"),

@@ -33,11 +33,13 @@ def read_states(
     model: AdaptedModel,
 ) -> None:
     """Give an answer the hidden states that are wanted, and what the model's head makes of early ones."""
-    if (want.last_states or want.early) and (states[-1].dim() != 3 or states[-1].shape[1] < num_new):
-        raise UnsupportedError(
-            f"{type(model.inner).__name__} returns hidden states {tuple(states[-1].shape)} for {num_new} tokens, a "
-            "layout of its own; contrastive search and DoLa need one state per token"
-        )
+    asked = [states[-1]] * (want.last_states or bool(want.early)) + [states[layer] for layer in want.early]
+    for one in asked:
+        if one.dim() != 3 or one.shape[1] < num_new or one.shape[2] != states[-1].shape[2]:
+            raise UnsupportedError(
+                f"{type(model.inner).__name__} returns hidden states {tuple(one.shape)} for {num_new} tokens, a "
+                "layout of its own; contrastive search and DoLa need one state per token"
+            )
     if want.hidden_states:
         forward.hidden_states = states
     if want.last_states:
@@ -55,7 +57,7 @@ def join_passes(made: list[Forward], want: Want) -> Forward:
     forward.logits = logits[-1][:, -1] if want.logits == "last" else torch.cat(logits, dim=1)
     if forward.hidden_states is not None:
         layers = zip(*(one.hidden_states or () for one in made), strict=True)
-        forward.hidden_states = tuple(torch.cat(layer, dim=-2) for layer in layers)
+        forward.hidden_states = tuple(torch.cat(layer, dim=-2 if forward.state_rows else 1) for layer in layers)
     for name in ("attentions", "cross_attentions"):
         if getattr(forward, name) is not None:
             layers = zip(*(getattr(one, name) for one in made), strict=True)

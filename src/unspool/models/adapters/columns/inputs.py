@@ -45,12 +45,18 @@ class PassInputs:
         if "is_first_iteration" in known:
             inputs["is_first_iteration"] = is_first
         ids = columns.ids
-        if is_first and "inputs_embeds" in inputs and columns.width > cache.prompt.width:
-            # Read anew at every step: what follows the embeddings is embedded here.
-            more = self._model.get_input_embeddings()(ids[:, cache.prompt.width :])
-            inputs["inputs_embeds"] = torch.cat((inputs["inputs_embeds"], more.to(self._model.dtype)), dim=1)
+        if is_first and not self._is_pair and inputs.get("inputs_embeds") is not None:
+            inputs["inputs_embeds"] = self._fit_embeds(inputs["inputs_embeds"], ids, cache.prompt.width)
         with name_failures(self._model):
             return dict(prepare(ids, **inputs))
+
+    def _fit_embeds(self, embeds: torch.Tensor, ids: torch.Tensor, prompt_width: int) -> torch.Tensor:
+        """The prompt's embeddings up to the last of the columns; what follows them is embedded here."""
+        width = ids.shape[1]
+        if width <= prompt_width:  # they may be those of its last columns alone, behind what a cache holds
+            return embeds[:, : embeds.shape[1] - (prompt_width - width)]
+        more = self._model.get_input_embeddings()(ids[:, prompt_width:])
+        return torch.cat((embeds, more.to(self._model.dtype)), dim=1)
 
     def follow(self, cache: ColumnCache, num_new: int) -> dict[str, Any]:
         """A cache's inputs for columns that were added."""

@@ -54,6 +54,7 @@ class CallInputs:
     source: tuple[Any, str] | None = None  # the encoder's main input and its name; None: there is nothing to encode
     has_fixed_room: bool = False  # the cache is one of transformers' static ones
     compiling: CompileConfig | None = None
+    is_encoded: bool = False  # images and videos among the inputs are encoded
     why: str = ""  # this route is taken
     given: dict[str, Any] = field(default_factory=dict)
 
@@ -113,6 +114,23 @@ class ColumnModel(AdaptedModel):
             tuple(weights) if want.attentions and weights is not None else None,
         )
 
+    @torch.no_grad()
+    def _encode_media(self) -> None:
+        """Encode a decoder's images and videos, in releases of transformers that do so before rows are repeated: their
+        rule for repeated rows knows what was encoded, and not which of the pixels belong to a row."""
+        takes_encoded = getattr(self.inner, "_supports_mm_encoder_outputs", lambda: False)()
+        if self.is_pair or self.call.is_encoded or not takes_encoded:
+            return
+        inputs = dict(self.call.inputs)
+        if inputs.get("mm_encoder_outputs") is not None:
+            inputs["mm_encoder_outputs"] = dict(inputs["mm_encoder_outputs"])
+        with name_failures(self.inner):
+            made = _find_encoding(self.inner)(None, inputs, None, self.call.config)
+        self.call.inputs = {
+            name: value for name, value in made.items() if not (name == "mm_encoder_outputs" and not value)
+        }
+        self.call.is_encoded = True
+
     def _explain_even(self) -> str:
         """Why a batch's rows must grow alike; empty if they need not."""
         kind, columns = type(self.inner).__name__, self.call.prompt
@@ -141,6 +159,7 @@ class ColumnModel(AdaptedModel):
     ) -> ColumnCache:
         """A cache of transformers' own kind for this call."""
         call, name = self.call, self._name_past()
+        self._encode_media()
         keeps_past = call.config.use_cache is not False
         if keeps_past and call.inputs.get(name) is None and kind not in _KINDS:
             raise UnsupportedError(
@@ -291,7 +310,8 @@ class ColumnModel(AdaptedModel):
         num_unread = columns.width - columns.num_read
         is_behind = columns.num_read > 0 and cache.keeps_states  # what a given cache holds
         if is_behind or self.description.lacks_order:
-            return self._run_singly(cache, num_unread, want, is_first=False)
+            has_embeds = not self.is_pair and cache.inputs.get("inputs_embeds") is not None
+            return self._run_singly(cache, num_unread, want, is_first=has_embeds)
         return self._run(cache, num_unread, want, is_first=True)
 
     def _add_others(self, cache: ColumnCache, tokens: torch.Tensor | None, real: Sequence[int], want: Want) -> None:
@@ -374,6 +394,8 @@ class ColumnModel(AdaptedModel):
         """
         columns = cache.columns
         assert columns is not None
+        if not cache.keeps_past and self.description.lacks_order:
+            return self._run_in_order(cache, num_new, want)
         first = columns.num_read if cache.keeps_past else columns.width - num_new
         made = []
         for stop in range(first + 1, columns.width + 1):
@@ -384,6 +406,21 @@ class ColumnModel(AdaptedModel):
         cache.columns = columns
         columns.num_read = columns.width if cache.keeps_past else 0
         return join_passes(made[-num_new:], want)
+
+    def _run_in_order(self, cache: ColumnCache, num_new: int, want: Want) -> Forward:
+        """Read all columns one after the other where nothing is kept: over a cache that is let go."""
+        assert cache.columns is not None
+        config, spare = copy.copy(self.call.config), copy.copy(cache)
+        config.use_cache, spare.keeps_past = True, True
+        spare.columns, spare.inputs = cache.columns.copy(), {**cache.inputs, "use_cache": True}
+        with name_failures(self.inner):
+            self._prepare_past(config, spare.inputs, len(cache.columns.mask), cache.columns.width)
+        forward = self._run_singly(spare, cache.columns.width, want, is_first=False)
+        if want.logits == "all":
+            forward.logits = forward.logits[:, -num_new:]
+        kept = {name: made for name, made in spare.output.items() if name != spare.name}
+        cache.output = type(spare.output)(**kept)
+        return forward
 
     def _find_call(self, cache: ColumnCache, is_first: bool) -> Any:
         """The model's forward: compiled for steps, if that was asked for."""

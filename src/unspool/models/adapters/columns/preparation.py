@@ -44,8 +44,11 @@ def prepare_call(
     kwargs = {name: value for name, value in given.items() if value is not None}
     description = describe_loosely(model)
     is_pair = description.info.is_encoder_decoder
-    if description.lacks_order:
-        _refuse_unmasked(type(model).__name__, kwargs, settings, why)
+    if description.lacks_order and _has_fixed_room(kwargs, settings):
+        raise UnsupportedError(
+            f"{type(model).__name__} would read the empty columns of a static cache as tokens; leave it out, or give a "
+            "dynamic one"
+        )
     config = make_config(settings)
     if "cache_params" in description.arguments and "past_key_values" in kwargs:
         kwargs["cache_params"] = kwargs.pop("past_key_values")
@@ -87,18 +90,6 @@ def prepare_call(
     made = _make_rows(prompt, shown, value, name, kwargs, is_pair)
     call = CallInputs(prompt, kwargs, made, config, source, has_fixed_room=_has_fixed_room(kwargs, settings), why=why)
     return ColumnModel(model, description, call)
-
-
-def _refuse_unmasked(kind: str, kwargs: Mapping[str, Any], settings: GenerationConfig, why: str) -> None:
-    """Raise for what a model can't read that masks nothing: tokens at once, and columns of a cache not yet in use."""
-    if settings.use_cache is False:
-        raise UnsupportedError(
-            f"`use_cache`=False: tokens that {kind} reads together see each other, and {why}; leave use_cache out"
-        )
-    if _has_fixed_room(kwargs, settings):
-        raise UnsupportedError(
-            f"{kind} would read the empty columns of a static cache as tokens; leave it out, or give a dynamic one"
-        )
 
 
 def _has_fixed_room(kwargs: Mapping[str, Any], settings: GenerationConfig) -> bool:
@@ -146,7 +137,8 @@ def _lay_out(
     name = "decoder_position_ids" if is_pair else "position_ids"
     positions = kwargs.pop(name, None)
     if positions is None and not is_pair and "position_ids" in description.arguments:
-        positions = call_known(model._prepare_position_ids_for_generation, ids, kwargs)
+        has_tokens = embeds is None or shown.shape[1] > 0
+        positions = call_known(model._prepare_position_ids_for_generation, ids if has_tokens else embeds, kwargs)
     if positions is not None and positions.dim() == 1:
         positions = positions[None]
     if positions is not None and positions.shape[-1] < width:  # the caller's, of the new columns alone

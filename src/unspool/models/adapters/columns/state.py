@@ -19,6 +19,7 @@ CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
 _WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
 _FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once, with a count of what is in use
+_INDEXED_LAYERS = frozenset({"DynamicIndexedLayer", "StaticIndexedLayer"})  # and what keys are found by, which stays
 
 
 @dataclass
@@ -165,7 +166,7 @@ class ColumnCache(Cache):
     @property
     def keeps_states(self) -> bool:
         """Whether some layers keep states, which models begin anew with several tokens at once."""
-        known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS
+        known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS | _INDEXED_LAYERS
         return self.keeps_past and (self.has_inner or not (self._is_standard and self._name_layers() <= known))
 
     # --- rows ----------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class ColumnCache(Cache):
         self.inner = pick_states(self.inner, index)
         self.was_repeated |= is_repeat
         if is_repeat and index.tolist() == [row for row in range(rows) for _ in range(copies)]:
-            self.inputs = _repeat(self.model, self.inputs, self.columns, copies)
+            self.inputs = _repeat(self.model, self.inputs, self.prompt, copies)
             self.first_inputs = _repeat(self.model, _without(self.first_inputs, self.name), self.prompt, copies)
         else:
             self.inputs = {name: _pick(value, index, rows) for name, value in self.inputs.items()}
@@ -368,11 +369,16 @@ def _cut_columns(value: Any, old: int, new: int) -> Any:
     return value
 
 
-def _repeat(model: Any, inputs: dict[str, Any], columns: Columns | None, copies: int) -> dict[str, Any]:
-    """A model's inputs for prompts that are continued in several rows, by its own rule."""
+def _repeat(model: Any, inputs: dict[str, Any], prompt: Columns, copies: int) -> dict[str, Any]:
+    """A model's inputs for prompts that are continued in several rows, by its own rule.
+
+    It writes in outputs, and looks for pictures' places among tokens, or among embeddings where there are no tokens.
+    """
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     given = {name: copy.copy(value) if name == "encoder_outputs" else value for name, value in inputs.items()}
-    ids = None if columns is None else columns.ids
+    if (media := given.get("mm_encoder_outputs")) is not None:
+        given["mm_encoder_outputs"] = {name: copy.copy(made) for name, made in media.items()}
+    ids = prompt.ids if bool(prompt.ids.any()) else prompt.ids[:, :0]
     _, repeated = model._expand_inputs_for_generation(
         expand_size=copies, is_encoder_decoder=is_pair and "encoder_outputs" in given, input_ids=ids, **given
     )
