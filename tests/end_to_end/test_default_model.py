@@ -29,7 +29,7 @@ def test_greedy_answers_equal_the_reference(lm: unspool.LanguageModel, case: dic
     answer = lm.generate(prompt, max_new_tokens=num_new, do_sample=False)
     assert answer.prompt_token_ids == [case["prompt_ids"]]
     assert answer.token_ids == [case["new_ids"][:num_new]]
-    assert case["text"].startswith(answer.text)
+    assert case["text"].startswith(answer.text.rstrip("\ufffd"))  # a character may be cut where the answer is
     assert answer.text == case["text"] or len(case["new_ids"]) > num_new
     ids = torch.tensor([case["prompt_ids"] + case["new_ids"]])
     logits = lm.model.forward(ids, lm.model.new_cache(), want=Want(logits="all")).logits[0]
