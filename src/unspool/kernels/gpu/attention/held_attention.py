@@ -2,8 +2,10 @@
 
 A warp has sixteen keys of each tile, with their values, in registers before the queries are there, and goes on to their
 end without the other warps: what the warps found meets once, in shared memory. Up to eight queries are multiplied at
-once, those of a source's beams, so that its keys are read once. Scores come out of the tensor cores where their weights
-go in again, and values are loaded where they are taken when turned: threads exchange nothing but what they add up.
+once, those of a source's beams or of heads that share keys, so that these are read once. A decoder's queries and its
+new key are normalised and turned here (`Turning`), by every warp for itself. Scores come out of the tensor cores where
+their weights go in again, and values are loaded where they are taken when turned: threads exchange nothing but what
+they add up.
 Written in Gluon, Triton's lower language, which lets a kernel say how its numbers lie.
 """
 
