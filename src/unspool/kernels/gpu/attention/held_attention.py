@@ -4,7 +4,7 @@ A warp has sixteen keys of each tile, with their values, in registers before the
 end without the other warps: what the warps found meets once, in shared memory. Up to eight queries are multiplied at
 once, those of a source's beams or of heads that share keys, so that these are read once. A decoder's queries and its
 new key are normalised and turned here (`Turning`), by every warp for itself. Scores come out of the tensor cores where
-their weights go in again, and values are loaded where they are taken when turned: threads exchange nothing but what
+their weights go in again, and values are loaded where they are taken when transposed: threads exchange nothing but what
 they add up.
 Written in Gluon, Triton's lower language, which lets a kernel say how its numbers lie.
 """
@@ -41,7 +41,7 @@ def _round_up(number):
 
 @gluon.constexpr_function
 def _lay_values(warps, width):
-    """How values (warps, 16, width) are loaded: by 16 bytes, where the tensor cores take them when turned."""
+    """How values (warps, 16, width) are loaded: by 16 bytes, where the tensor cores take them when transposed."""
     eighth = width // 8  # numbers of a thread
     numbers = [[0, 0, 1 << bit] for bit in range(eighth.bit_length() - 1)]
     lanes = [[0, 2, 0], [0, 4, 0], [0, 0, eighth], [0, 0, 2 * eighth], [0, 0, 4 * eighth]]
@@ -61,13 +61,13 @@ def _load_keys(keys, place, number, end, WARPS: gl.constexpr, TILES: gl.constexp
 
 
 @gluon.jit
-def _turn_values(vs, D: gl.constexpr, WARPS: gl.constexpr, TURNED: gl.constexpr):
+def _transpose_values(vs, D: gl.constexpr, WARPS: gl.constexpr, TRANSPOSED: gl.constexpr):
     """Values as (warps, width, 16): a thread's numbers stay its own, and so are in another order."""
-    turned = ()
+    transposed = ()
     for tile in gl.static_range(len(vs)):
         v = vs[tile].reshape([WARPS, 16, 8, D // 16, 2]).permute(0, 3, 4, 2, 1).reshape([WARPS, D, 16])
-        turned = turned + (gl.convert_layout(v, TURNED),)
-    return turned
+        transposed = transposed + (gl.convert_layout(v, TRANSPOSED),)
+    return transposed
 
 
 @gluon.constexpr_function
@@ -202,7 +202,7 @@ def _attend_held(
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
-    TURNED: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    TRANSPOSED: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
     V: gl.constexpr = _lay_values(WARPS, D)
     SCORES: gl.constexpr = _lay_scores(WARPS)
@@ -296,8 +296,8 @@ def _attend_held(
         scores, highest = _score(q, seen_ks, seen_biases, seen_there, scale, WARPS, SUMS, SCORES)
         base = gl.where(highest == float("-inf"), 0.0, highest)
         read = gl.zeros([WARPS, D, 8], gl.float32, SUMS)
-        turned = _turn_values(seen_vs, D, WARPS, TURNED)
-        read, total = _read(scores, base, turned, read, dtype, WARPS, SCORES, WEIGHTS)
+        transposed = _transpose_values(seen_vs, D, WARPS, TRANSPOSED)
+        read, total = _read(scores, base, transposed, read, dtype, WARPS, SCORES, WEIGHTS)
         for start in range(begin + BLOCK, end, BLOCK):
             later = start - begin
             k_others = _load_keys(keys, place + later, number, end, WARPS, TILES, POSITION)
@@ -308,8 +308,8 @@ def _attend_held(
             base = gl.where(higher == float("-inf"), 0.0, higher)
             fade = gl.exp(highest - base)
             read *= gl.convert_layout(fade, gl.SliceLayout(1, SUMS))[:, None, :]
-            others_turned = _turn_values(v_others, D, WARPS, TURNED)
-            read, more = _read(scores_others, base, others_turned, read, dtype, WARPS, SCORES, WEIGHTS)
+            others_transposed = _transpose_values(v_others, D, WARPS, TRANSPOSED)
+            read, more = _read(scores_others, base, others_transposed, read, dtype, WARPS, SCORES, WEIGHTS)
             highest, total = higher, total * fade + more
         top_room.store(highest)
         sum_room.store(total)
@@ -320,8 +320,10 @@ def _attend_held(
         fades = gl.exp(tops - gl.where(peak == float("-inf"), 0.0, peak)[None, :])
         whole = gl.sum((sums * fades)[:, None, :], 0)
         joined = gl.sum(read_room.load(RESULT) * fades[:, None, :], 0) / gl.where(whole == 0.0, 1.0, whole)
-        turned_number = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
-        rd = turned_number % 8 * (D // 8) + turned_number // 16 * 2 + turned_number // 8 % 2  # as `_turn_values`
+        transposed_number = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
+        rd = (
+            transposed_number % 8 * (D // 8) + transposed_number // 16 * 2 + transposed_number // 8 % 2
+        )  # as `_transpose_values`
         row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
         part = ((own * R + row) * SPLITS + split) * HEADS + head
         if G > 1:

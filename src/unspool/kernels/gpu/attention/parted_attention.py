@@ -1,9 +1,10 @@
-"""Attention of a row's new token whose heads have keys of their own, left in parts that the next product adds up.
+"""Attention of a row's new token, left in parts that the next product adds up.
 
 The reference is `kernels.attention.attend`. Keys are split among programs; none of them waits for the others to combine
 the parts, because every program of the product that follows (`products.parts_product`) can do so while it loads its
 input. A program's first keys are loaded, and its others prefetched, before the queries are ready. In 16 bits, on
-Hopper, the kernel is `held_attention`'s, which knows several rows too.
+Hopper, the kernel is `held_attention`'s, which knows several rows, and heads that share keys; here every head has keys
+of its own.
 """
 
 from __future__ import annotations
