@@ -320,10 +320,8 @@ def _attend_held(
         fades = gl.exp(tops - gl.where(peak == float("-inf"), 0.0, peak)[None, :])
         whole = gl.sum((sums * fades)[:, None, :], 0)
         joined = gl.sum(read_room.load(RESULT) * fades[:, None, :], 0) / gl.where(whole == 0.0, 1.0, whole)
-        transposed_number = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
-        rd = (
-            transposed_number % 8 * (D // 8) + transposed_number // 16 * 2 + transposed_number // 8 % 2
-        )  # as `_transpose_values`
+        taken = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
+        rd = taken % 8 * (D // 8) + taken // 16 * 2 + taken // 8 % 2  # as `_transpose_values`
         row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
         part = ((own * R + row) * SPLITS + split) * HEADS + head
         if G > 1:
