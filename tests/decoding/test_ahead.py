@@ -217,7 +217,7 @@ def choose(logits: torch.Tensor, choice: TokenChoice, positions: torch.Tensor) -
     scores, given = logits, choice.settings
     assert choice.sizes.is_masked == (choice.mask is not None) and set(given) == set(choice.sizes.parts or ())
     if choice.mask is not None:
-        scores = scores.masked_fill(choice.mask, float("-inf"))
+        scores = scores + choice.mask
     if choice.sizes.parts is None:
         return scores.argmax(-1)
     assert choice.seeds is not None and set(given) <= {"temperature", "top_k", "top_p", "min_p"}

@@ -29,7 +29,7 @@ class TokenChoice:
     sizes: ChoiceSizes
     seeds: torch.Tensor | None = None  # (rows,) int64
     settings: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the parts: (rows or 1, 1) each
-    mask: torch.Tensor | None = None  # (vocab,) bool: tokens that are forbidden to all rows
+    mask: torch.Tensor | None = None  # (vocab,) float32: what is added to all rows' scores, 0 or -inf
 
     @property
     def key(self) -> ChoiceSizes:

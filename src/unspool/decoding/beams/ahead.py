@@ -20,6 +20,7 @@ from unspool.decoding.beams.search import BeamTurns
 from unspool.decoding.beams.selection import Listed, Selection, fetch_candidates, fits_kernels, select_beams
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.finish import Finish
+from unspool.decoding.forbidden import ForbiddenMasks
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
@@ -65,7 +66,7 @@ class AheadBeamTurns(BeamTurns):
         self._unfollowed: Selection | ChosenBeams | None = None  # moves that the cache has not followed yet
         self._choice = self._make_choice()
         self._want = replace(scorer.reader.want, epilogue=self._choice)
-        self._masks: dict[tuple[int, ...], torch.Tensor] = {}  # by the tokens that are forbidden
+        self._masks = ForbiddenMasks(scorer.reader.model.info.vocab_size)
 
     def _make_choice(self) -> BeamChoice | None:
         """What a pass chooses by at its end; None if candidates are drawn, or not from a pass's own logits."""
@@ -81,16 +82,8 @@ class AheadBeamTurns(BeamTurns):
         choice, last = self._choice, self._last
         if choice is None or last is None or (forbidden := self._scorer.find_forbidden(self._rows)) is None:
             return None
-        mask = self._masks.get(forbidden)
-        if mask is None:
-            mask = self._masks[forbidden] = self._make_mask(forbidden)
-        choice.before, choice.mask = last, mask
+        choice.before, choice.mask = last, self._masks.find(forbidden, self._rows.device)
         return self._want
-
-    def _make_mask(self, forbidden: tuple[int, ...]) -> torch.Tensor:
-        device, vocab = self._rows.device, self._reader.model.info.vocab_size
-        inside = [token for token in forbidden if 0 <= token < vocab]
-        return torch.zeros(vocab, dtype=torch.float32, device=device).index_fill_(0, send(inside, device), -math.inf)
 
     def turn(self) -> Emitted:
         """Launch the next step, then read the last one's candidates and see what has ended."""

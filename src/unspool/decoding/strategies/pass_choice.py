@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import torch
 
+from unspool.decoding.forbidden import ForbiddenMasks
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.tails import DescribedDraw, describe_draw
-from unspool.kernels.sending import send
 from unspool.kernels.token_choice import ChoiceSizes, TokenChoice
 from unspool.logits.fused import FusedTail
+
+_NO_SETTINGS: Final[dict[str, torch.Tensor]] = {}  # of a choice without a draw
 
 
 class PassChoices:
@@ -20,35 +23,29 @@ class PassChoices:
     def __init__(self, scorer: Scorer, *, do_sample: bool) -> None:
         self._scorer, self._do_sample = scorer, do_sample
         self._drawn: tuple[FusedTail | None, int, DescribedDraw | None] | None = None  # by what, for how many rows: how
-        self._masks: dict[tuple[int, ...], torch.Tensor] = {}  # by the tokens that are forbidden
+        self._masks = ForbiddenMasks(scorer.reader.model.info.vocab_size)
         self._last: TokenChoice | None = None
 
-    def count(self, rows: Rows, num_steps: int) -> int:
-        """How many of the next steps passes can choose, all in the same way."""
+    def find(self, rows: Rows, num_steps: int) -> tuple[int, TokenChoice | None]:
+        """How many of the next steps passes can choose, all in the same way, and how; None: by the likeliest tokens."""
         scorer, whole = self._scorer, not self._do_sample
         forbidden = scorer.find_forbidden(rows, whole=whole)
-        if forbidden is None or (self._do_sample and self._find_draw(rows) is None):
-            return 0
-        if not scorer.divide(whole=whole)[0]:
-            return num_steps
-        ahead = range(1, num_steps)
-        return next((n for n in ahead if scorer.find_forbidden(rows, whole=whole, ahead=n) != forbidden), num_steps)
+        found: DescribedDraw | None = (ChoiceSizes(), _NO_SETTINGS) if whole else self._find_draw(rows)
+        if forbidden is None or found is None:
+            return 0, None
+        if scorer.divide(whole=whole)[0]:
+            ahead = range(1, num_steps)
+            others = (n for n in ahead if scorer.find_forbidden(rows, whole=whole, ahead=n) != forbidden)
+            num_steps = next(others, num_steps)
+        return num_steps, self._make(rows, forbidden, found) if forbidden or self._do_sample else None
 
-    def make(self, rows: Rows) -> TokenChoice | None:
-        """How these steps choose; None: they take the likeliest tokens."""
-        forbidden = self._scorer.find_forbidden(rows, whole=not self._do_sample)
-        assert forbidden is not None
-        found = self._find_draw(rows) if self._do_sample else (ChoiceSizes(), {})
-        assert found is not None
-        if not self._do_sample and not forbidden:
-            return None
+    def _make(self, rows: Rows, forbidden: tuple[int, ...], found: DescribedDraw) -> TokenChoice:
         sizes, settings = found
-        mask = self._find_mask(forbidden, rows.device) if forbidden else None
+        mask = self._masks.find(forbidden, rows.device) if forbidden else None
         seeds = rows.seeds if self._do_sample else None
         last = self._last
         if last is None or last.seeds is not seeds or last.settings is not settings or last.mask is not mask:
-            sizes = replace(sizes, is_masked=mask is not None)
-            self._last = last = TokenChoice(sizes, seeds, settings, mask)
+            self._last = last = TokenChoice(replace(sizes, is_masked=mask is not None), seeds, settings, mask)
         return last
 
     def _find_draw(self, rows: Rows) -> DescribedDraw | None:
@@ -56,12 +53,3 @@ class PassChoices:
         if known is None or known[0] is not tail or known[1] != len(rows):
             self._drawn = known = (tail, len(rows), describe_draw(tail, len(rows), rows.device))
         return known[2]
-
-    def _find_mask(self, forbidden: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        mask = self._masks.get(forbidden)
-        if mask is None:
-            vocab = self._scorer.reader.model.info.vocab_size
-            inside = send([token for token in forbidden if 0 <= token < vocab], device)
-            mask = torch.zeros(vocab, dtype=torch.bool, device=device).index_fill_(0, inside, True)
-            self._masks[forbidden] = mask
-        return mask

@@ -47,8 +47,7 @@ class Sample:
         scorer = self._scorer
         if scorer.reader.is_fresh or not (scorer.can_choose and takes_stretches(scorer.reader)):
             return None
-        num_steps = self._choices.count(rows, num_steps)
-        choice = self._choices.make(rows) if num_steps else None
+        num_steps, choice = self._choices.find(rows, num_steps)
         if num_steps < (2 if choice is None else 1):
             return None
         return launch_steps(scorer.reader, rows, num_steps, choice)

@@ -75,14 +75,18 @@ class CapturedChoice:
 
     def __init__(self, sizes: ChoiceSizes, rows: int, vocab: int, device: torch.device) -> None:
         self._sizes, self._rows = sizes, rows
-        self._mask = HeldInput(torch.zeros(vocab, dtype=torch.bool, device=device))
+        self._mask = HeldInput(torch.zeros(vocab, dtype=torch.bool, device=device))  # what is not 0 is forbidden
         self._tops = torch.empty(rows, count_tiles(vocab), dtype=torch.float32, device=device)
         self._seeds = HeldInput(torch.zeros(rows, dtype=torch.int64, device=device))
         self._uniforms = torch.zeros(rows, dtype=torch.float64, device=device)
         parts = sizes.parts or ()
         cuts = [part for part in parts if part != "temperature"]
-        self._whole = WholeTail(rows, vocab, parts, device) if cuts and not sizes.most_ranked else None
-        self._settings = {part: HeldInput.of_rows(rows, _DTYPES.get(part, torch.float32), device) for part in parts}
+        self._whole: WholeTail | None = None  # it holds the settings, if there is one
+        self._settings: dict[str, HeldInput] = {}
+        if cuts and not sizes.most_ranked:
+            self._whole = WholeTail(rows, vocab, parts, device)
+        else:
+            self._settings = {part: HeldInput.of_rows(rows, _DTYPES.get(part, torch.float32), device) for part in parts}
         self._logits: torch.Tensor | None = None
 
     def holds(self, choice: TokenChoice) -> bool:  # noqa: ARG002 - what it would need is in `set_inputs`
@@ -97,7 +101,6 @@ class CapturedChoice:
             self._seeds.give(choice.seeds)
         if self._whole is not None:
             self._whole.set(choice.settings)
-            return
         for part, held in self._settings.items():
             held.give(choice.settings[part])
 
