@@ -17,6 +17,22 @@ from unspool.server.app import make_app
 from unspool.server.serving import listen, make_server, make_state, run_server
 from unspool.server.state import ServerState
 
+# What the tests ask.
+HELLO: Any = [{"role": "user", "content": "hello world"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"enum": ["rome", "oslo"]}},
+            "required": ["place"],
+            "additionalProperties": False,
+        },
+    },
+}
+
 # In the manner of Qwen and Hermes.
 TOOL_TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"

@@ -15,8 +15,7 @@ from langchain_openai import ChatOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.server.running import RunningServer, make_fake_lm
-from tests.server.test_openai import HELLO, TOOL
+from tests.server.running import HELLO, TOOL, RunningServer, make_fake_lm
 
 
 @pytest.fixture(scope="module")

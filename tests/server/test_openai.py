@@ -11,9 +11,7 @@ import openai
 import pytest
 
 from tests.engine.fakes import FakePair
-from tests.server.running import RunningServer, make_fake_lm, make_layered_lm
-
-HELLO: Any = [{"role": "user", "content": "hello world"}]
+from tests.server.running import HELLO, RunningServer, make_fake_lm, make_layered_lm
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.engine.fakes import BLOCK_BYTES
-from tests.server.running import TOOL_TEMPLATE, Reciting, RunningServer, make_fake_lm
+from tests.server.running import HELLO, TOOL, TOOL_TEMPLATE, Reciting, RunningServer, make_fake_lm
 from unspool.api.speaker import Piece
 from unspool.engine import Engine
 from unspool.errors import InputError
@@ -19,8 +19,6 @@ from unspool.grammar.tools import CallFormat
 from unspool.server.chat import render_chat
 from unspool.server.orders import Order, Target
 from unspool.server.work import Work
-
-HELLO: Any = [{"role": "user", "content": "hello world"}]
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +32,6 @@ def server() -> Iterator[RunningServer]:
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as made:
         yield made
-
-
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"enum": ["rome", "oslo"]}},
-            "required": ["place"],
-            "additionalProperties": False,
-        },
-    },
-}
 
 
 def test_tools(client: openai.OpenAI) -> None:

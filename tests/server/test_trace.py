@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.running import RunningServer, Slow, make_fake_lm, make_layered_lm
+from tests.server.running import HELLO, RunningServer, Slow, make_fake_lm, make_layered_lm
 from unspool.config import PARAMETERS
-
-HELLO: Any = [{"role": "user", "content": "hello world"}]
 
 
 @pytest.fixture(scope="module")
