@@ -34,11 +34,12 @@ ray: $(VENV)/.test $(VENV)/.ray  ## run the tests that start a Ray cluster on th
 gpu:  ## run the tests that need a GPU, with the python at hand: its own torch and triton (JOBS=, TESTS=)
 	@$(PYTHON) tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(TESTS)
 
-check: $(VENV)/.check  ## formatter, linter, strict types, import contracts
+check: $(VENV)/.check $(VENV)/.test  ## formatter, linter, strict types, import contracts
 	@echo "==> ruff format" && $(BIN)/ruff format --check .
 	@echo "==> ruff check" && $(BIN)/ruff check .
 	@echo "==> mypy" && $(BIN)/mypy
 	@echo "==> import contracts" && $(BIN)/lint-imports
+	@echo "==> every test can be imported" && $(PLUGINS) $(BIN)/python -m pytest --collect-only -qq
 	@echo "==> the C library under the sanitizers" && $(BIN)/python tools/check_cpu_library.py --sanitize --rounds 40
 
 sanitize: $(VENV)/.created  ## the C library under the sanitizers, with random shapes
