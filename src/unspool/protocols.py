@@ -267,9 +267,10 @@ class Stretching(Model, Protocol):
         num_steps: int,
         ends: tuple[int, ...],
         choose: Choose | None = None,
+        forbidden: tuple[int, ...] = (),
     ) -> Stretch | None:
         """Read each row's last token after what the cache holds, then each step's likeliest one, or what `choose` makes
-        of it.
+        of it. The logits of tokens that are forbidden are -inf.
 
         It ends after `num_steps`, or with the step in which a row gets one of the `ends`. Keys are written past the
         rows' lengths, which stay as they are: `cache.advance` counts a step's as held. None if steps must be taken

@@ -36,13 +36,21 @@ class Stretching(FakeModel):
         self.sizes: list[int] = []  # steps asked for, a call each
 
     def take_steps(
-        self, tokens: Sequence[int], cache: Cache, num_steps: int, ends: tuple[int, ...], choose: Choose | None = None
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        num_steps: int,
+        ends: tuple[int, ...],
+        choose: Choose | None = None,
+        forbidden: tuple[int, ...] = (),
     ) -> Stretch | None:
         self.sizes.append(num_steps)
         held, passes, steps = list(cache.lengths), self.num_passes, []
         for _ in range(num_steps):
             logits = self.forward(torch.tensor(tokens)[:, None], cache).logits
-            tokens = [int(row.argmax()) if row.isfinite().all() else -1 for row in logits]
+            is_bad = ~logits.isfinite().all(dim=1)
+            logits[:, list(forbidden)] = -torch.inf
+            tokens = [-1 if bad else int(row.argmax()) for row, bad in zip(logits, is_bad, strict=True)]
             tokens = tokens if choose is None else choose(tokens, logits)
             steps.append(list(tokens))
             if min(tokens) < 0 or set(tokens) & set(ends):

@@ -250,6 +250,17 @@ class Scorer:
         has_padding = "pads" in self._takes and rows.padding() is not None
         return None if has_padding or min(ends) < max(ends) else processors.find_forbidden(ends[0] + ahead)
 
+    def find_forbidden_ahead(
+        self, rows: Rows, num_steps: int, *, whole: bool = True
+    ) -> tuple[int, tuple[int, ...] | None]:
+        """How many of the next steps, up to `num_steps`, have the same forbidden tokens, and which."""
+        forbidden = self.find_forbidden(rows, whole=whole)
+        if forbidden is not None and self.divide(whole=whole)[0]:
+            ahead = range(1, num_steps)
+            others = (n for n in ahead if self.find_forbidden(rows, whole=whole, ahead=n) != forbidden)
+            num_steps = next(others, num_steps)
+        return num_steps, forbidden
+
     @property
     def reads_host(self) -> bool:
         """Whether a processor reads the history on the host."""

@@ -24,10 +24,15 @@ def takes_stretches(reader: Reader) -> bool:
 
 
 def take_steps(
-    reader: Reader, rows: Rows, num_steps: int, ends: tuple[int, ...], choose: Choose | None = None
+    reader: Reader,
+    rows: Rows,
+    num_steps: int,
+    ends: tuple[int, ...],
+    choose: Choose | None = None,
+    forbidden: tuple[int, ...] = (),
 ) -> Stretch | None:
-    """What up to `num_steps` steps choose, greedily or by `choose`, as far as every row has a token to choose; the
-    last is the first in which a row gets one of the `ends`.
+    """What up to `num_steps` steps choose, greedily without forbidden tokens or by `choose`, as far as every row has a
+    token to choose; the last is the first in which a row gets one of the `ends`.
 
     A step counts once `accept_step` is called: until then the cache holds what it held, with keys past it.
     None if steps must be taken one by one.
@@ -35,7 +40,8 @@ def take_steps(
     num_steps = _fit_steps(reader, rows, num_steps)
     if num_steps < 1:
         return None
-    stretch = cast(Stretching, reader.model).take_steps(rows.last_tokens(), reader.cache, num_steps, ends, choose)
+    model = cast(Stretching, reader.model)
+    stretch = model.take_steps(rows.last_tokens(), reader.cache, num_steps, ends, choose, forbidden)
     if stretch is not None and min(stretch.steps[-1]) < 0:
         stretch.steps.pop()  # taken again alone, it says why there is none
     return stretch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,17 @@ from unspool.kernels.draws import DrawCall, new_draws, prepare_draws
 from unspool.logits import LogitsProcessorList
 from unspool.logits.fused import FusedTail
 from unspool.logits.watermark import WatermarkProcessor
+from unspool.protocols import Choose
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSteps:
+    """How the tokens of the next `num_steps` steps are chosen: the likeliest of those that are not forbidden, or by a
+    function of all logits."""
+
+    num_steps: int
+    forbidden: tuple[int, ...] = ()
+    choose: Choose | None = None
 
 
 class LogitsChoice:

@@ -28,15 +28,11 @@ class PassChoices:
 
     def find(self, rows: Rows, num_steps: int) -> tuple[int, TokenChoice | None]:
         """How many of the next steps passes can choose, all in the same way, and how; None: by the likeliest tokens."""
-        scorer, whole = self._scorer, not self._do_sample
-        forbidden = scorer.find_forbidden(rows, whole=whole)
+        whole = not self._do_sample
+        num_steps, forbidden = self._scorer.find_forbidden_ahead(rows, num_steps, whole=whole)
         found: DescribedDraw | None = (ChoiceSizes(), _NO_SETTINGS) if whole else self._find_draw(rows)
         if forbidden is None or found is None:
             return 0, None
-        if scorer.divide(whole=whole)[0]:
-            ahead = range(1, num_steps)
-            others = (n for n in ahead if scorer.find_forbidden(rows, whole=whole, ahead=n) != forbidden)
-            num_steps = next(others, num_steps)
         return num_steps, self._make(rows, forbidden, found) if forbidden or self._do_sample else None
 
     def _make(self, rows: Rows, forbidden: tuple[int, ...], found: DescribedDraw) -> TokenChoice:

@@ -11,12 +11,11 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.strategies.base import Chosen
-from unspool.decoding.strategies.choosing import LogitsChoice
+from unspool.decoding.strategies.choosing import ChosenSteps, LogitsChoice
 from unspool.decoding.strategies.pass_choice import PassChoices
 from unspool.decoding.stretching import launch_steps, takes_stretches
 from unspool.decoding.tails import draw_from_tail
 from unspool.errors import NoTokenLeftError
-from unspool.protocols import Choose
 
 
 class Sample:
@@ -52,18 +51,18 @@ class Sample:
             return None
         return launch_steps(scorer.reader, rows, num_steps, choice)
 
-    def start_choosing(self, rows: Rows, num_steps: int) -> Choose | None:
-        """What chooses the tokens of up to `num_steps` steps from their logits; None: the likeliest ones."""
+    def start_choosing(self, rows: Rows, num_steps: int) -> ChosenSteps:
+        """How the tokens of up to `num_steps` steps are chosen."""
         scorer = self._scorer
         if not self._do_sample:
-            if not scorer.processors:
-                return None
+            same, forbidden = scorer.find_forbidden_ahead(rows, num_steps)
+            if forbidden is not None:
+                return ChosenSteps(same, forbidden)
             first = scorer.processors[0]
             if len(scorer.processors) == 1 and hasattr(first, "start_choosing"):  # a grammar's, which needs few masks
-                chooser: Choose = first.start_choosing(rows.read_history())
-                return chooser
+                return ChosenSteps(num_steps, choose=first.start_choosing(rows.read_history()))
         processors, tail = scorer.divide(whole=not self._do_sample)
-        return LogitsChoice(processors, tail, rows, num_steps, do_sample=self._do_sample)
+        return ChosenSteps(num_steps, choose=LogitsChoice(processors, tail, rows, num_steps, do_sample=self._do_sample))
 
     @property
     def can_forget(self) -> bool:

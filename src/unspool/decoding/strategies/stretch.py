@@ -15,10 +15,10 @@ from typing import Final, cast
 from unspool.decoding.loop import Emitted
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
+from unspool.decoding.strategies.choosing import ChosenSteps
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.turns import TokenTurns
 from unspool.decoding.stretching import accept_step, take_steps, takes_stretches
-from unspool.protocols import Choose
 
 SECONDS_AT_ONCE: Final = 0.02  # that one call may take: a stream stays smooth, and a call can be stopped
 MOST_STEPS: Final = 64
@@ -28,7 +28,7 @@ MOST_STEPS: Final = 64
 class Choosing:
     """What chooses the tokens of stretch after stretch, while nothing else happens to the rows: it knows their text."""
 
-    choose: Choose | None
+    steps: ChosenSteps
     lengths: list[int]  # of the rows, where it has come to
     num_left: int  # steps that it can choose
 
@@ -82,9 +82,10 @@ class StretchTurns(TokenTurns):
         started = time.perf_counter()
         choosing = self.choosing
         if choosing is None or not choosing.fits(list(rows.lengths)):
-            choosing = Choosing(cast(Sample, self.strategy).start_choosing(rows, most), list(rows.lengths), most)
-        num_steps = min(num_steps, choosing.num_left)
-        stretch = take_steps(reader, rows, num_steps, self.finish.end_tokens, choosing.choose)
+            steps = cast(Sample, self.strategy).start_choosing(rows, most)
+            choosing = Choosing(steps, list(rows.lengths), steps.num_steps)
+        num_steps, steps = min(num_steps, choosing.num_left), choosing.steps
+        stretch = take_steps(reader, rows, num_steps, self.finish.end_tokens, steps.choose, steps.forbidden)
         taken = [] if stretch is None else stretch.steps
         # After fewer steps than were asked for it may have seen more than what was taken.
         self.choosing = choosing if len(taken) == num_steps else None

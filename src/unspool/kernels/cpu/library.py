@@ -27,8 +27,9 @@ from unspool.kernels.cpu.structures import (
     number_kind,
     point,
 )
+from unspool.kernels.cpu.tiles import count_tile_bytes
 
-ABI: Final = 24
+ABI: Final = 25
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -83,6 +84,7 @@ class Library:
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
         handle.us_narrow_rows.argtypes = [at, *(ctypes.c_int32,) * 3, at]
+        handle.us_sketch_rows.argtypes = [at, *(ctypes.c_int32,) * 2, at, at, at, ctypes.c_int64]
         handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
         handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
         self.threads = count_threads()
@@ -194,6 +196,24 @@ class Library:
             raise SettingError(f"{out.nbytes} bytes of {out.dtype} are no place for {rows} rows of {columns} numbers")
         kind = number_kind(NARROW[out.dtype])
         return bool(self._handle.us_narrow_rows(point(weight), rows, columns, kind, point(out)))
+
+    def sketch_rows(
+        self, weight: torch.Tensor, inverses: torch.Tensor, tiles: torch.Tensor, reaches: torch.Tensor
+    ) -> bool:
+        """Make the sketch of a head's rows, (rows, columns) float32, whose columns are multiplied by powers of two:
+        int8 tiles, and (2, rows) how far a logit may be off; whether all numbers are finite and none is too large."""
+        rows, columns = weight.shape
+        is_sound = (
+            weight.dtype == inverses.dtype == reaches.dtype == torch.float32
+            and tiles.nbytes == count_tile_bytes("int8", rows, columns)
+            and inverses.shape == (columns,)
+            and reaches.shape == (2, rows)
+            and reaches.stride(1) == 1
+        )
+        if not is_sound:
+            raise SettingError(f"{tiles.nbytes} bytes are no place for the sketch of {rows} rows of {columns} numbers")
+        given = (point(weight), rows, columns, point(inverses), point(tiles), reaches.data_ptr(), reaches.stride(0))
+        return bool(self._handle.us_sketch_rows(*given))
 
     def read_rows(self, matrix: CMatrix, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a matrix as numbers: (count, columns) float32."""

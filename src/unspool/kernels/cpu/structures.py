@@ -70,6 +70,18 @@ class CLayer(ctypes.Structure):
     ]
 
 
+class CSketch(ctypes.Structure):
+    """us_sketch."""
+
+    _fields_ = [
+        ("matrix", CMatrix),
+        ("powers", ctypes.c_void_p),
+        ("reaches", ctypes.c_void_p),
+        ("margin", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+    ]
+
+
 class CModel(ctypes.Structure):
     """us_model."""
 
@@ -86,6 +98,7 @@ class CModel(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("weight_scale", "gate_gain", "gate_limit")),
         ("embedding", CMatrix),
         ("head", CMatrix),
+        ("sketch", CSketch),
         ("embedding_norm", CNorm),
         ("final_norm", CNorm),
         ("positions", ctypes.c_void_p),
@@ -168,7 +181,9 @@ class CJob(ctypes.Structure):
         ("sources", ctypes.c_void_p),
         ("source_lengths", ctypes.c_void_p),
         ("most_source", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("num_forbidden", ctypes.c_int32),
+        ("forbidden", ctypes.c_void_p),
+        ("num_close", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
     ]
 

@@ -85,6 +85,7 @@ class LibraryPath:
         ends: tuple[int, ...],
         open_span: Callable[[Cache, int, int, Sequence[int] | None], Span],
         choose: Choose | None = None,
+        forbidden: tuple[int, ...] = (),
     ) -> Stretch | None:
         """Several steps without operators between them, whose keys lie past the rows' ends; None if that can't be."""
         rows, own = len(tokens), self._own(cache)
@@ -102,7 +103,7 @@ class LibraryPath:
                 keys = self._find_keys(cache, span)
                 if keys is None:
                     return None
-                return Stretch(self._calls.take_steps(tokens, span, keys, ends, choose), path=self.name)
+                return Stretch(self._calls.take_steps(tokens, span, keys, ends, choose, forbidden), path=self.name)
         finally:
             cache.end()
 
@@ -142,8 +143,8 @@ class WithLibrary(WithPaths):
 
     @property
     def packs_for_batches(self) -> bool:
-        """Whether steps on a CPU may keep a second copy of the weights: in half of the bytes where that is exact, and
-        laid out for several rows."""
+        """Whether steps on a CPU may keep a second copy of the weights: in half of the bytes where that is exact, laid
+        out for several rows, and of the head a sketch that greedy steps read."""
         return self._packs
 
     @packs_for_batches.setter
@@ -166,12 +167,13 @@ class WithLibrary(WithPaths):
         num_steps: int,
         ends: tuple[int, ...],
         choose: Choose | None = None,
+        forbidden: tuple[int, ...] = (),
     ) -> Stretch | None:
         """Several greedy steps in one call of the CPU library, which writes keys past the rows' lengths."""
         library = self.find_path("library")
         if not isinstance(library, LibraryPath):
             return None
-        return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose)
+        return library.take_steps(tokens, cache, num_steps, ends, self._begin, choose, forbidden)
 
     @explain_shortage("a model read tokens")
     @torch.no_grad()

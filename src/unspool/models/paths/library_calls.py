@@ -47,6 +47,8 @@ class StretchCall:
         self._numbers[6][:] = self._numbers[8][:] = range(num_rows)
         self._vocab_size = vocab_size
         self._ends: tuple[int, ...] = ()
+        self._forbidden: tuple[int, ...] = ()
+        self._num_close = ctypes.c_int64()
         addresses = [ctypes.addressof(numbers) for numbers in self._numbers]
         self.job = CJob(
             *(num_rows, num_rows, 0, 0, *addresses[:_NUM_FIRST], None),
@@ -63,6 +65,7 @@ class StretchCall:
         keys: LibraryKeys,
         scratch: int,
         ends: tuple[int, ...],
+        forbidden: tuple[int, ...],
     ) -> None:
         """Set the rows' last tokens and the start of the span as the first step's input."""
         at = keys.addresses
@@ -75,12 +78,27 @@ class StretchCall:
         self._shared_rows[:], self._shared_counts[:] = keys.shared_rows, keys.shared_counts
         if ends != self._ends:
             self._ends = ends
-            known = [end for end in ends if 0 <= end < self._vocab_size]
-            self._kept_ends = (ctypes.c_int32 * len(known))(*known)
-            self.steps.num_ends, self.steps.ends = len(known), ctypes.addressof(self._kept_ends)
+            self._kept_ends = self._list_tokens(ends)
+            self.steps.num_ends, self.steps.ends = len(self._kept_ends), ctypes.addressof(self._kept_ends)
+        if forbidden != self._forbidden:
+            self._forbidden = forbidden
+            kept = self._kept_forbidden = self._list_tokens(forbidden)
+            self.job.num_forbidden, self.job.forbidden = len(kept), ctypes.addressof(kept)
         self._tokens[:], self._positions[:] = tokens, span.starts
         self._own_places[:] = [start - shared for start, shared in zip(span.starts, keys.shared_counts, strict=True)]
         self.job.most_keys, self.job.scratch, self.steps.num_steps = span.stop, scratch, span.num_new
+
+    def _list_tokens(self, tokens: Sequence[int]) -> Any:
+        known = [token for token in tokens if 0 <= token < self._vocab_size]
+        return (ctypes.c_int32 * len(known))(*known)
+
+    def run_without_logits(self, library: Library, model: CModel, *, has_sketch: bool) -> int:
+        """Take the steps; with a sketch of the head nobody may read `logits`, and how many tokens it left is told."""
+        self._num_close.value = 0
+        self.job.num_close = ctypes.addressof(self._num_close) if has_sketch else None
+        library.run_steps(ctypes.byref(model), self.job, self.steps, library.threads)
+        self.job.num_close = None
+        return self._num_close.value
 
     def go_on(self, tokens: Sequence[int]) -> None:
         """Set the tokens that were chosen as the next step's input."""
@@ -155,9 +173,10 @@ class LibraryCalls:
         keys: LibraryKeys,
         ends: tuple[int, ...],
         choose: Choose | None = None,
+        forbidden: tuple[int, ...] = (),
     ) -> list[list[int]]:
         """The tokens of up to `span.num_new` steps, one list of all rows' per step, from the rows' last tokens on: the
-        likeliest ones, or what `choose` makes of them."""
+        likeliest ones that are not forbidden, or what `choose` makes of them."""
         rows = len(tokens)
         with self._lock:
             model = self._described.reach(span.stop)
@@ -166,9 +185,12 @@ class LibraryCalls:
             if call is None or call.num_rows != rows or call.most_steps < span.num_new:
                 call = self._stretch = StretchCall(rows, span.num_new, self._spec.vocab_size)
             assert self._scratch is not None
-            call.prepare(tokens, span, keys, self._scratch.data_ptr(), ends)
+            call.prepare(tokens, span, keys, self._scratch.data_ptr(), ends, forbidden)
             if choose is None:
-                self._library.run_steps(ctypes.byref(model), call.job, call.steps, self._library.threads)
+                sketch = self._described.sketch_head()
+                num_close = call.run_without_logits(self._library, model, has_sketch=sketch is not None)
+                if sketch is not None and not sketch.note_close(num_close, rows * call.steps.num_done):
+                    self._described.drop_sketch()
                 return call.read()
             call.steps.num_steps = 1
             taken: list[list[int]] = []
@@ -305,7 +327,7 @@ class LibraryCalls:
             sources.addresses.own if sources is not None else CStore(),
             *self._number_rows[_NUM_FIRST:],
             sources.longest if sources is not None else 0,
-            0,
+            *(0, None, None),
             self._scratch.data_ptr(),
         )
         self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)

@@ -16,6 +16,7 @@ from unspool.kernels.cpu.structures import (
     CMatrix,
     CModel,
     CNorm,
+    CSketch,
     FloatKind,
     describe_matrix,
     point,
@@ -25,6 +26,7 @@ from unspool.models.decoder.mixture import Mixture
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
 from unspool.models.decoder.views import AttentionViews
 from unspool.models.paths.library_narrow import NarrowCopies, Product
+from unspool.models.paths.library_sketch import HeadSketch, can_sketch
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -94,9 +96,11 @@ class DescribedModel:
         *,
         narrows: bool = False,
     ) -> None:
-        """`beside` holds weights that a subclass describes; `narrows` allows copies in half of the bytes."""
+        """`beside` holds weights that a subclass describes; `narrows` allows copies in fewer bytes."""
         self._may_narrow = narrows
         self._narrow: NarrowCopies | None = None  # made by the first pass
+        self._may_sketch = narrows and spec.logit_softcap is None and can_sketch(weights.head)
+        self._sketch: HeadSketch | None = None  # made by the first greedy steps
         self._spec = spec
         self._weights = weights
         self._views = views
@@ -221,7 +225,7 @@ class DescribedModel:
     def _follow_moves(self) -> None:
         """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
         tensor other memory, and its old address may then be reused. Copies are dropped if what they hold is changed."""
-        is_current = self._narrow is None or self._narrow.is_current()
+        is_current = all(copy is None or copy.is_current() for copy in (self._narrow, self._sketch))
         is_here = find_addresses(self._kept) == self._kept_at and find_addresses(self._tables) == self._tables_at
         if is_here and is_current and not self._may_narrow:
             return
@@ -232,7 +236,24 @@ class DescribedModel:
             )
         self._narrow = NarrowCopies(list(self._list_products())) if self._may_narrow else None
         self._may_narrow = False
+        self._may_sketch &= self._sketch is None
+        self._sketch = None
         self._describe()
+
+    def sketch_head(self) -> HeadSketch | None:
+        """What finds the likeliest tokens without all logits, for the structs that were reached; None: nothing does."""
+        library = find_library()
+        if self._sketch is None and self._may_sketch and library is not None:
+            made = HeadSketch(self._weights.head, library)
+            self._may_sketch = made.is_sound
+            self._sketch = made if made.is_sound else None
+        if self._sketch is not None:
+            self._model.sketch = self._sketch.struct
+        return self._sketch
+
+    def drop_sketch(self) -> None:
+        """Find likeliest tokens among all logits from now on."""
+        self._may_sketch, self._sketch, self._model.sketch = False, None, CSketch()
 
     def reach(self, stop: int) -> CModel:
         """The structs for a pass that reads positions below `stop`: the layers' position tables go that far."""

@@ -254,6 +254,11 @@ typedef struct {
     int32_t token;
 } us_top;
 
+/* The norm of what a head's sketch is multiplied by, and of what was taken from that when it became int8. */
+typedef struct {
+    float size, error;
+} us_extent;
+
 /* Where the numbers of one call lie in its scratch memory. */
 typedef struct {
     float *x, *qkv, *read, *side, *fed;      /* a token each: state, q k v, attention's result, a second state, feed-forward */
@@ -266,6 +271,9 @@ typedef struct {
     float *tallies;                          /* (tokens, heads, 2): the largest score so far, and the sum of weights */
     float *tiles;                            /* (threads, 2, US_PART, width): packed keys and values as floats */
     us_top *tops;                            /* (threads, rows that the head reads) */
+    us_top *nearest;                         /* likewise, by a sketch of the head */
+    float *levelled;                       /* (threads, hidden): a row for the sketch */
+    us_extent *extents;                      /* of rows that the head reads; one set for all, or one a thread */
     int8_t *quants;                          /* activations as int8, */
     float *normed, *scales, *sums;           /* as floats, their scales and scaled sums, */
     int32_t *offsets;                        /* and two numbers to a scale (tiles.h), */

@@ -205,6 +205,33 @@ static void choose_tops(const run *r) {
     }
 }
 
+/* Keep tokens from being the likeliest, among those that a thread makes. */
+static void forbid(const us_job *job, int64_t first, int64_t last, float *logits) {
+    for (int32_t i = 0; i < job->num_forbidden; i++)
+        if (job->forbidden[i] >= first && job->forbidden[i] < last) logits[job->forbidden[i]] = -INFINITY;
+}
+
+#include "sketch.h"
+
+/* All logits, and this thread's likeliest tokens. */
+static void make_logits(run *r, const input *in) {
+    const us_model *m = r->model;
+    const us_job *job = r->job;
+    int64_t first, last;
+    multiply_part(&m->head, count_read(job), in, &(output){.y = job->logits, .stride = (size_t)m->vocab}, r->thread, r->threads);
+    split_outputs(&m->head, m->vocab, r->thread, r->threads, &first, &last); /* the columns that were made here */
+    for (int32_t row = 0; row < job->num_wanted; row++) {
+        float *logits = job->logits + (size_t)row * m->vocab;
+        for (int64_t i = first; i < last && m->logit_cap > 0; i += LANES) {
+            const int some = last - i < LANES ? (int)(last - i) : LANES;
+            store_some(logits + i, m->logit_cap * tangent(load_some(logits + i, some) / m->logit_cap), some);
+        }
+        if (!job->likeliest) continue;
+        forbid(job, first, last, logits);
+        r->scratch.tops[r->thread * job->num_wanted + row] = find_top(logits, (int32_t)first, (int32_t)last);
+    }
+}
+
 static void finish(run *r) {
     const us_model *m = r->model;
     const us_job *job = r->job;
@@ -215,18 +242,10 @@ static void finish(run *r) {
             normalise(&m->final_norm, r->scratch.x + row * m->hidden, m->hidden, job->states + row * m->hidden);
     }
     if (!job->num_wanted) return;
-    input in = prepare(r, &m->head, CHOSEN, &m->final_norm, NULL);
-    multiply_part(&m->head, count_read(job), &in, &(output){.y = job->logits, .stride = (size_t)m->vocab}, r->thread, r->threads);
-    split_outputs(&m->head, m->vocab, r->thread, r->threads, &first, &last); /* the columns that were made here */
-    for (int32_t row = 0; row < job->num_wanted; row++) {
-        float *logits = job->logits + (size_t)row * m->vocab;
-        for (int64_t i = first; i < last && m->logit_cap > 0; i += LANES) {
-            const int some = last - i < LANES ? (int)(last - i) : LANES;
-            store_some(logits + i, m->logit_cap * tangent(load_some(logits + i, some) / m->logit_cap), some);
-        }
-        if (job->likeliest)
-            r->scratch.tops[r->thread * job->num_wanted + row] = find_top(logits, (int32_t)first, (int32_t)last);
-    }
+    const input in = prepare(r, &m->head, CHOSEN, &m->final_norm, NULL);
+    input rough;
+    if (prepare_sketch(r, &in, &rough)) find_by_sketch(r, &in, &rough);
+    else make_logits(r, &in);
     if (!job->likeliest) return;
     us_meet(r->team);
     if (!r->thread) choose_tops(r);

@@ -72,6 +72,9 @@ us_scratch us_lay_out(const us_model *m, int32_t num_tokens, int32_t num_read, i
     s.tallies = PLACE(float, T * H * 2);
     s.tiles = PLACE(float, (size_t)threads * 2 * US_PART * head);
     s.tops = PLACE(us_top, (size_t)threads * (size_t)num_read);
+    s.nearest = PLACE(us_top, (size_t)threads * (size_t)num_read);
+    s.levelled = PLACE(float, (size_t)threads * hidden);
+    s.extents = PLACE(us_extent, copies * (size_t)num_read);
     s.normed = PLACE(float, copies * s.normed_size);
     s.scales = PLACE(float, copies * s.scales_size);
     s.sums = PLACE(float, copies * s.scales_size);

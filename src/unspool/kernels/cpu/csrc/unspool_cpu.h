@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 24
+#define US_ABI 25
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of numbers of 16 bits */
@@ -65,6 +65,17 @@ typedef struct {
     const float *choice_bias; /* (experts): added to scores to choose by; or NULL */
 } us_layer;
 
+/* A head as int8, by which most tokens are ruled out (csrc/sketch.h). Its columns are those of the head, each divided by a power
+ * of two, by which activations are multiplied. */
+typedef struct {
+    us_matrix matrix;     /* US_Q8, with the head's bias; without data: there is none */
+    const float *powers;  /* (columns): the powers of two */
+    const float *reaches; /* (2, rows): how far a logit may be off, for each unit of the activations' norm, */
+                          /* and of the norm of what rounding takes from them */
+    float margin;         /* and beside that: what rounding a sum with a bias takes */
+    int32_t unused;
+} us_sketch;
+
 typedef struct {
     int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, ffn, vocab, rope_width;
     int32_t is_parallel, is_gated, activation, has_embedding_norm;
@@ -75,6 +86,7 @@ typedef struct {
     int32_t is_sigmoid, is_normalised; /* scores are of one expert alone; weights of the chosen add up to weight_scale */
     float weight_scale, gate_gain, gate_limit; /* the last two are of US_CLAMPED */
     us_matrix embedding, head;
+    us_sketch sketch; /* of a head of floats */
     us_norm embedding_norm, final_norm;
     const float *positions; /* learned, already moved by their offset; or NULL */
     const float *slopes;    /* of ALiBi, a head each; or NULL */
@@ -142,7 +154,10 @@ typedef struct {
     us_store cross; /* keys and values of the sources, rows that lie whole */
     const int32_t *sources;        /* a token's row of them, */
     const int32_t *source_lengths; /* and how many positions that has */
-    int32_t most_source, unused;   /* the most of those; 0 without an encoder */
+    int32_t most_source;           /* the most of those; 0 without an encoder */
+    int32_t num_forbidden;
+    const int32_t *forbidden; /* tokens that are never the likeliest */
+    int64_t *num_close;       /* out: how many tokens the sketch left, added up. Logits are not to be read. Or NULL: they are */
     void *scratch; /* us_scratch_bytes of it, aligned to 64 */
 } us_job;
 
@@ -190,6 +205,10 @@ int32_t us_attend_halves(const us_attention *attention, uint16_t *out, int32_t t
 void us_widen(const uint16_t *from, int64_t count, int32_t kind, float *to, int32_t threads);
 /* Lay the rows of a matrix of floats out as US_BF16 or US_F16: whether all of its numbers are finite and of that kind. */
 int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, int32_t kind, uint16_t *out);
+/* The sketch of rows of a head, `count` of them, whose columns are multiplied by the powers' inverses: tiles of US_Q8, and both
+   reaches, `apart` from each other. Whether all numbers are finite and none is too large. */
+int32_t us_sketch_rows(const float *rows, int32_t count, int32_t columns, const float *inverses, uint8_t *tiles, float *reaches,
+                       int64_t apart);
 /* Rows of a matrix as numbers: (count, columns). */
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
 
