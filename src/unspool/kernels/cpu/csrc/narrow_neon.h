@@ -21,33 +21,25 @@ INLINE float32x4_t widen_column(const uint8_t *w, const int v, const int kind, c
     return vreinterpretq_f32_u32(odd ? vandq_u32(both, vdupq_n_u32(0xffff0000)) : vshlq_n_u32(both, 16));
 }
 
-/* M rows times P panels whose weights are widened in registers. */
-INLINE void rows_of_panels(panels p, int32_t columns, const float *x, size_t stride, const int M, const int P, const int kind,
-                           float *out) {
-    const int goes_first = kind == US_F16 ? M > 1 : M == 2; /* two columns are widened before anything is multiplied by them */
-    float32x4_t total[NARROW_PANELS * VECTORS][NARROW_TURN];
-    UNROLLED for (int v = 0; v < P * VECTORS; v++) EACH_ROW total[v][m] = vdupq_n_f32(0);
-    const uint8_t *w = p.first;
+/* M rows times a panel whose weights are widened in registers. */
+INLINE void rows_of_panel(const uint8_t *w, int32_t columns, const float *x, size_t stride, const int M, const int kind, float *out) {
+    const int goes_first = kind == US_F16 || M == 2; /* two columns are widened before anything is multiplied by them */
+    float32x4_t total[VECTORS][NARROW_TURN];
+    UNROLLED for (int v = 0; v < VECTORS; v++) EACH_ROW total[v][m] = vdupq_n_f32(0);
     for (int32_t k = 0; k < columns; k += 4, w += 128) {
         float32x4_t given[NARROW_TURN];
-        /* What is asked for behind a panel's end is of the panel that this one's sums are followed by. */
-        const size_t ahead = ASKED + (k < columns - ASKED / 32 ? 0 : (size_t)(P - 1) * p.apart);
         EACH_ROW given[m] = vld1q_f32(x + m * stride + k);
-        UNROLLED for (int i = 0; i < P; i++) {
-            UNROLLED for (int pair = 0; pair < 2; pair++) {
-                const uint8_t *from = w + (size_t)i * p.apart + 64 * pair;
-                float32x4_t even[VECTORS], odd[VECTORS];
-                __builtin_prefetch(from + ahead);
-                UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) even[v] = widen_column(from, v, kind, 0);
-                UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) odd[v] = widen_column(from, v, kind, 1);
-                UNROLLED for (int v = 0; v < VECTORS; v++)
-                    ADD_COLUMN(i * VECTORS + v, goes_first ? even[v] : widen_column(from, v, kind, 0), 2 * pair);
-                UNROLLED for (int v = 0; v < VECTORS; v++)
-                    ADD_COLUMN(i * VECTORS + v, goes_first ? odd[v] : widen_column(from, v, kind, 1), 2 * pair + 1);
-            }
+        UNROLLED for (int pair = 0; pair < 2; pair++) {
+            const uint8_t *from = w + 64 * pair;
+            float32x4_t even[VECTORS], odd[VECTORS];
+            __builtin_prefetch(from + ASKED);
+            UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) even[v] = widen_column(from, v, kind, 0);
+            UNROLLED for (int v = 0; v < VECTORS && goes_first; v++) odd[v] = widen_column(from, v, kind, 1);
+            UNROLLED for (int v = 0; v < VECTORS; v++) ADD_COLUMN(v, goes_first ? even[v] : widen_column(from, v, kind, 0), 2 * pair);
+            UNROLLED for (int v = 0; v < VECTORS; v++) ADD_COLUMN(v, goes_first ? odd[v] : widen_column(from, v, kind, 1), 2 * pair + 1);
         }
     }
-    EACH_ROW UNROLLED for (int v = 0; v < P * VECTORS; v++) vst1q_f32(out + MADE * m + LANES * v, total[v][m]);
+    EACH_ROW UNROLLED for (int v = 0; v < VECTORS; v++) vst1q_f32(out + MADE * m + LANES * v, total[v][m]);
 }
 
 /* One row times a panel of bfloat16, nearly as fast as it comes from memory. Zeros are laid beside the halves of even columns,
@@ -69,7 +61,7 @@ INLINE void rows_of_panels(panels p, int32_t columns, const float *x, size_t str
         ORDERED_ADD(total[v + 1], ".s[" #second "]", odd_b, given);          \
     } while (0)
 
-static void row_of_panel(const uint8_t *w, int32_t columns, const float *x, float *out) {
+static void row_of_bfloats(const uint8_t *w, int32_t columns, const float *x, float *out) {
     const uint32x4_t upper = vdupq_n_u32(0xffff0000), zeros = vdupq_n_u32(0);
     float32x4_t total[VECTORS];
     UNROLLED for (int v = 0; v < VECTORS; v++) total[v] = vdupq_n_f32(0);
@@ -86,27 +78,74 @@ static void row_of_panel(const uint8_t *w, int32_t columns, const float *x, floa
 }
 #undef ADD_TWO
 
-/* A few rows times panels; one row takes two of float16 at once, for the sums of one would wait for each other. */
-static void multiply_few(panels p, int32_t columns, const float *x, size_t stride, int32_t num_rows, float *out) {
-    const int32_t together = num_rows == 1 ? p.count : 1;
-    if (num_rows == 1 && p.kind == US_BF16) {
-        for (int32_t i = 0; i < p.count; i++) row_of_panel(p.first + (size_t)i * p.apart, columns, x, out + US_PANEL * i);
-        return;
+/* One row times a panel of float16. The instruction that widens them takes two cycles of one pipe, so half of them are read by
+ * others: as floats that are 2^112 times smaller, their bits at the lower end of a float's exponent, without the copies of the
+ * sign that shifting leaves there. What those are multiplied by is as much larger. */
+static void row_of_halves(const uint8_t *w, int32_t columns, const float *x, float *out) {
+    float32x4_t total[VECTORS];
+    UNROLLED for (int v = 0; v < VECTORS; v++) total[v] = vdupq_n_f32(0);
+    for (int32_t k = 0; k < columns; k += 4, w += 128) {
+        const float32x4_t given = vld1q_f32(x + k), larger = given * 0x1p112f;
+        float32x4_t wide[4][VECTORS];
+        __builtin_prefetch(w + ASKED);
+        __builtin_prefetch(w + ASKED + 64);
+        UNROLLED for (int c = 0; c < 4; c++) {
+            uint8x16_t first, second;
+            ORDERED_LOAD(first, w + 32 * c);
+            ORDERED_LOAD(second, w + 32 * c + 16);
+            ORDERED_TO("sshll %0.4s, %1.4h, #13", wide[c][2], second);
+            ORDERED_TO("fcvtl %0.4s, %1.4h", wide[c][0], first);
+            ORDERED_TO("sshll2 %0.4s, %1.8h, #13", wide[c][3], second);
+            ORDERED_IN("bic %0.4s, #0x70, lsl #24", wide[c][2]);
+            ORDERED_TO("fcvtl2 %0.4s, %1.8h", wide[c][1], first);
+            ORDERED_IN("bic %0.4s, #0x70, lsl #24", wide[c][3]);
+        }
+#define ADD_HALVES(c)                                        \
+    ORDERED_ADD(total[0], ".s[" #c "]", wide[c][0], given);   \
+    ORDERED_ADD(total[1], ".s[" #c "]", wide[c][1], given);   \
+    ORDERED_ADD(total[2], ".s[" #c "]", wide[c][2], larger);  \
+    ORDERED_ADD(total[3], ".s[" #c "]", wide[c][3], larger)
+        ADD_HALVES(0);
+        ADD_HALVES(1);
+        ADD_HALVES(2);
+        ADD_HALVES(3);
+#undef ADD_HALVES
     }
-    for (int32_t i = 0; i < p.count; i += together, p.first += p.apart, out += US_PANEL) {
-#define ROWS(M, P, kind) \
-    case 16 * M + 8 * (P - 1) + (kind == US_F16): rows_of_panels(p, columns, x, stride, M, P, kind, out); break
-        switch (16 * num_rows + 8 * (together - 1) + (p.kind == US_F16)) {
-            ROWS(1, 1, US_F16);
-            ROWS(1, 2, US_F16);
-            ROWS(2, 1, US_F16);
-            ROWS(3, 1, US_F16);
-            ROWS(4, 1, US_F16);
-            ROWS(5, 1, US_F16);
-            ROWS(2, 1, US_BF16);
-            ROWS(3, 1, US_BF16);
-            ROWS(4, 1, US_BF16);
-            ROWS(5, 1, US_BF16);
+    UNROLLED for (int v = 0; v < VECTORS; v++) vst1q_f32(out + LANES * v, total[v]);
+}
+
+/* Whether small floats are no zeros here (FPCR's bit FZ), and sums are finite: then `row_of_halves` read all weights, and no
+ * activation became infinite. */
+static int are_halves_sound(const float *made) {
+    uint32x4_t is_finite = vdupq_n_u32(UINT32_MAX);
+    uint64_t settings;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(settings));
+    UNROLLED for (int v = 0; v < VECTORS; v++)
+        is_finite = vandq_u32(is_finite, vcltq_f32(vabsq_f32(vld1q_f32(made + LANES * v)), vdupq_n_f32(INFINITY)));
+    return !(settings >> 24 & 1) && vminvq_u32(is_finite);
+}
+
+/* A few rows times panels. */
+static void multiply_few(panels p, int32_t columns, const float *x, size_t stride, int32_t num_rows, float *out) {
+    for (int32_t i = 0; i < p.count; i++, p.first += p.apart, out += US_PANEL) {
+#define ROWS(M, kind) \
+    case 2 * M + (kind == US_F16): rows_of_panel(p.first, columns, x, stride, M, kind, out); break
+        switch (2 * num_rows + (p.kind == US_F16)) {
+            case 2:
+                row_of_bfloats(p.first, columns, x, out);
+                break;
+            case 3:
+                row_of_halves(p.first, columns, x, out);
+                if (!are_halves_sound(out)) rows_of_panel(p.first, columns, x, stride, 1, US_F16, out);
+                break;
+            ROWS(2, US_F16);
+            ROWS(3, US_F16);
+            ROWS(4, US_F16);
+            ROWS(5, US_F16);
+            ROWS(2, US_BF16);
+            ROWS(3, US_BF16);
+            ROWS(4, US_BF16);
+            ROWS(5, US_BF16);
         }
 #undef ROWS
     }

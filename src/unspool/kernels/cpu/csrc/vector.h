@@ -217,6 +217,8 @@ INLINE vec widen_halves(const void *p) {
  * widening (two cycles) and of multiplying (four) would come at once, and one instruction that loads a pair is slower than
  * two. */
 #define ORDERED_LOAD(to, from) __asm__ volatile("ldr %q0, %1" : "=w"(to) : "m"(*(const uint8_t(*)[16])(from)))
+#define ORDERED_TO(how, to, a) __asm__ volatile(how : "=w"(to) : "w"(a))
+#define ORDERED_IN(how, a) __asm__ volatile(how : "+w"(a))
 #define ORDERED(how, to, a, b) __asm__ volatile(how : "=w"(to) : "w"(a), "w"(b))
 #define ORDERED_ADD(total, how, a, b) __asm__ volatile("fmla %0.4s, %1.4s, %2" how : "+w"(total) : "w"(a), "w"(b))
 #endif
