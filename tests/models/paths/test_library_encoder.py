@@ -97,7 +97,7 @@ def test_a_copy_never_outlives_its_matrix(pair_model: Any, kind: str) -> None:
 def test_matrices_without_copies_are_multiplied_all_the_same() -> None:
     weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
     held, exact = Linear(weight), Linear(weight.half().float(), torch.ones(32))
-    multiply = EncoderProducts([held, exact], narrows=True).choose(3)
+    multiply = EncoderProducts([(held, 1), (exact, 1)], narrows=True).choose(3)
     x = torch.randn(1, 3, 64, generator=torch.Generator().manual_seed(1))
     assert torch.equal(multiply(held, x), held(x))
     torch.testing.assert_close(multiply(exact, x), exact(x), rtol=1e-4, atol=1e-5)

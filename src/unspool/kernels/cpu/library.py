@@ -61,6 +61,10 @@ class Library:
         handle.us_run.restype = None
         handle.us_run_steps.argtypes = [*handle.us_run.argtypes[:2], ctypes.POINTER(CSteps), ctypes.c_int32]
         handle.us_run_steps.restype = None
+        handle.us_encoder_bytes.argtypes = [ctypes.POINTER(CModel), *(ctypes.c_int32,) * 3]
+        handle.us_encoder_bytes.restype = ctypes.c_int64
+        handle.us_encode.argtypes = handle.us_run.argtypes
+        handle.us_encode.restype = None
         handle.us_product_bytes.argtypes = [ctypes.POINTER(CMatrix), ctypes.c_int32]
         handle.us_product_bytes.restype = ctypes.c_int64
         handle.us_product.argtypes = [
@@ -91,6 +95,7 @@ class Library:
         self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
         self.run_steps = handle.us_run_steps
+        self.encode = handle.us_encode
 
     @property
     def instructions(self) -> str:
@@ -111,6 +116,10 @@ class Library:
         """Bytes of working memory for calls of up to `num_tokens` tokens, `num_read` of which go through the head, and
         none of which attends to more than `most_keys` keys."""
         return int(self._handle.us_scratch_bytes(ctypes.byref(model), num_tokens, num_read, self.threads, most_keys))
+
+    def count_encoder_scratch(self, model: CModel, num_tokens: int, most_keys: int) -> int:
+        """Bytes of working memory for an encoder's pass over so many tokens, of sources of up to `most_keys`."""
+        return int(self._handle.us_encoder_bytes(ctypes.byref(model), num_tokens, self.threads, most_keys))
 
     def multiply(self, matrix: CMatrix, x: torch.Tensor) -> torch.Tensor:
         """Rows times a matrix: (rows, matrix rows) float32."""

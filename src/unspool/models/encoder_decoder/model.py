@@ -33,7 +33,9 @@ from unspool.models.paths.captured_encoder import CapturedEncoder, takes_encoder
 from unspool.models.paths.captured_pair import CapturedPairSteps
 from unspool.models.paths.library import PACKING_LIMIT
 from unspool.models.paths.library_encoder import EncoderProducts, Multiply, beside, multiply_plainly
+from unspool.models.paths.library_encoding import LibraryEncoder
 from unspool.models.paths.library_model import explain_unread
+from unspool.models.paths.library_narrow import Product
 from unspool.models.paths.library_pair import DescribedPair, PairLibraryPath
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
 from unspool.models.weights import AnyEmbedding, AnyLinear, Norm, PackedLinear, iterate_tensors
@@ -80,11 +82,13 @@ class EncoderDecoder(CalledPair):
         self._biases = None
         if spec.relative is not None:
             self._biases = DistanceBiases(spec.relative, weights.encoder.biases, weights.decoder.biases)
-        linears = [
-            matrix for layer in weights.encoder.layers for matrix in (layer.qkv, layer.out, layer.up, layer.down)
-        ]
-        linears += [cross.kv for cross in weights.decoder.crosses]
-        self._products = EncoderProducts(linears, narrows=self._packs and self.device.type == "cpu")
+        gates = 2 if spec.is_gated else 1
+        products: list[Product] = []
+        for layer in weights.encoder.layers:
+            products += ((layer.qkv, 1), (layer.out, 1), (layer.up, gates), (layer.down, 1))
+        products += ((cross.kv, 1) for cross in weights.decoder.crosses)
+        self._products = EncoderProducts(products, narrows=self._packs and self.device.type == "cpu")
+        self._library = LibraryEncoder(spec, weights.encoder, self._biases, self._products)
         self.paths = self._list_paths()
         self._encoder = self._make_encoder() if runs_kernels(self.device) else None
 
@@ -161,9 +165,14 @@ class EncoderDecoder(CalledPair):
         x = self._embed(stack, tokens, embeds) if features is None else self._hear(given)
         x = self._encoder_positions.add(x, torch.arange(length, device=self.device)[None], length, counted)
         x = stack.embedding_norm(x) if stack.embedding_norm is not None else x
+        ragged = None
+        if not want.hidden_states and not want.attentions:
+            ragged = self._find_ragged(lengths, length)
+            states = self._encode_at_once(x, lengths, ragged)
+            if states is not None:
+                return Encoded(states, lengths)
         masks = self._look_around(lengths, length)
         hidden, attentions = [], []
-        ragged = None if want.hidden_states or want.attentions else self._find_ragged(lengths, length)
         x = x if ragged is None else ragged.take(x)[None]
         multiply = self._products.choose(x.shape[0] * x.shape[1])
         with beside(multiply, len(lengths) * self.spec.encoder.num_heads * length**2):
@@ -182,6 +191,16 @@ class EncoderDecoder(CalledPair):
             (*hidden, x) if want.hidden_states else None,
             tuple(attentions) if want.attentions else None,
         )
+
+    def _encode_at_once(self, x: torch.Tensor, lengths: Sequence[int], ragged: Ragged | None) -> torch.Tensor | None:
+        """Final states of embeddings (rows, length, hidden) by one call of the CPU library; None if it has none."""
+        if self.device.type != "cpu" or self.dtype != torch.float32 or min(lengths) < 1:
+            return None
+        if ragged is not None:
+            made = self._library.run(ragged.take(x), lengths)
+            return None if made is None else ragged.fill(made)
+        made = self._library.run(x.flatten(0, 1), lengths)
+        return None if made is None else made.view(x.shape)
 
     def _captures_encoder(self, given: torch.Tensor, want: Want) -> bool:
         """Whether a pass over tokens or features is one that is captured."""

@@ -89,6 +89,7 @@ class DistanceBiases:
         """The tables are (buckets, heads), in the order of the layers that have one."""
         self._spec, self._encoder, self._decoder = spec, encoder, decoder
         self._behind: list[torch.Tensor] = []  # (heads, distances): the decoder's
+        self._around: list[torch.Tensor] = []  # (heads, 2 * places - 1): the encoder's
 
     def look_around(self, length: int) -> list[torch.Tensor]:
         """The encoder's biases (1, heads, source, source): one half of the buckets looks back, the other ahead."""
@@ -106,6 +107,17 @@ class DistanceBiases:
         buckets = distance_buckets(far + 1, half, far)
         places = torch.cat((buckets.flip(0), half + buckets[1:]))
         return [table[places.to(table.device)].t().float().contiguous() for table in self._encoder]
+
+    def reserve_around(self, length: int) -> list[torch.Tensor]:
+        """The encoder's biases (heads, 2 * places - 1) for sources of `length` and more: by how far a key lies behind a
+        query, from the farthest ahead on."""
+        if not self._around or self._around[0].shape[1] < 2 * length - 1:
+            room = max(length, _FIRST_TABLE)
+            half = self._spec.num_buckets // 2
+            behind = distance_buckets(room, half, self._spec.max_distance)
+            places = torch.cat(((half + behind[1:]).flip(0), behind))
+            self._around = [table[places.to(table.device)].t().contiguous() for table in self._encoder]
+        return self._around
 
     def reserve(self, stop: int) -> list[torch.Tensor]:
         """The decoder's biases (heads, distances) for at least `stop` distances."""

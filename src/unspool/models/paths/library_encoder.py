@@ -14,7 +14,7 @@ import torch
 from unspool.kernels.cpu import Library, find_library
 from unspool.kernels.cpu.structures import NARROW, FloatKind, describe_matrix
 from unspool.kernels.torch_threads import one_thread
-from unspool.models.paths.library_narrow import NarrowCopies
+from unspool.models.paths.library_narrow import NarrowCopies, Product
 from unspool.models.weights import AnyLinear, Linear, find_addresses
 
 Multiply = Callable[[AnyLinear, torch.Tensor], torch.Tensor]
@@ -44,28 +44,33 @@ class EncoderProducts:
     """Chooses how an encoder's matrices are multiplied. Copies are made by the first source that gains by them, and
     dropped for good if a matrix moves or is written to."""
 
-    def __init__(self, linears: Sequence[AnyLinear], *, narrows: bool) -> None:
-        self._linears, self._may_narrow = linears, narrows
+    def __init__(self, products: Sequence[Product], *, narrows: bool) -> None:
+        self._products, self._may_narrow = products, narrows
         self._copies: NarrowCopies | None = None
         self._weights: list[torch.Tensor] = []
         self._at: list[int] = []
 
     def choose(self, num_rows: int) -> Multiply:
         """How matrices are multiplied by so many rows."""
+        library, copies = find_library(), self.find_copies(num_rows)
+        if library is None or copies is None:
+            return multiply_plainly
+        return partial(_multiply, library, copies, _MOST_ROWS[library.instructions])
+
+    def find_copies(self, num_rows: int) -> NarrowCopies | None:
+        """The copies that so many rows are multiplied by; None if they gain nothing by any."""
         library = find_library()
         if not self._may_narrow or library is None:
-            return multiply_plainly
-        limits = _MOST_ROWS.get(library.instructions, {})
-        if num_rows > max(limits.values(), default=0):
-            return multiply_plainly
+            return None
+        if num_rows > max(_MOST_ROWS.get(library.instructions, {}).values(), default=0):
+            return None
         if self._copies is None:
-            self._weights = [linear.weight for linear in self._linears if isinstance(linear, Linear)]
+            self._weights = [linear.weight for linear, _ in self._products if isinstance(linear, Linear)]
             self._at = find_addresses(self._weights)
-            self._copies = NarrowCopies([(linear, 1) for linear in self._linears])
+            self._copies = NarrowCopies(self._products)
         if not self._copies.is_current() or find_addresses(self._weights) != self._at:
             self._may_narrow, self._copies = False, None
-            return multiply_plainly
-        return partial(_multiply, library, self._copies, limits)
+        return self._copies
 
 
 def _multiply(

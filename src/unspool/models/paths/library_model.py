@@ -38,7 +38,7 @@ from unspool.models.weights import (
 )
 from unspool.protocols import LayerKind
 
-_ACTIVATIONS: Final = {
+ACTIVATIONS: Final = {
     **dict.fromkeys(("silu", "swish"), 0),
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), 1),
     "gelu": 2,
@@ -46,7 +46,7 @@ _ACTIVATIONS: Final = {
     "relu2": 4,
 }
 _CLAMPED: Final = 5  # US_CLAMPED: the gate of a mixture with a limit
-_WIDEST_HEAD: Final = 256
+WIDEST_HEAD: Final = 256
 _NO_NORM: Final = 2  # US_COPY
 _HEAD_NORMS: Final = {"head": 1, "each": 2, "whole": 3}
 
@@ -77,9 +77,9 @@ def explain_unread(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) 
         return f"there is no CPU library: {why_missing()}"
     if dtype != torch.float32:
         return f"the CPU library computes in float32, and the weights are {dtype}"
-    if spec.head_dim > _WIDEST_HEAD:
-        return f"the CPU library reads heads of up to {_WIDEST_HEAD} numbers, and these have {spec.head_dim}"
-    if spec.activation not in _ACTIVATIONS:
+    if spec.head_dim > WIDEST_HEAD:
+        return f"the CPU library reads heads of up to {WIDEST_HEAD} numbers, and these have {spec.head_dim}"
+    if spec.activation not in ACTIVATIONS:
         return f"the CPU library has no activation {spec.activation}"
     return None
 
@@ -138,7 +138,7 @@ class DescribedModel:
             rope_width=spec.rope.width if spec.rope is not None else 0,
             is_parallel=spec.residual == "parallel",
             is_gated=spec.is_gated,
-            activation=_CLAMPED if has_limit else _ACTIVATIONS[spec.activation],
+            activation=_CLAMPED if has_limit else ACTIVATIONS[spec.activation],
             has_embedding_norm=weights.embedding_norm is not None,
             embedding_scale=weights.embedding.scale,
             attention_cap=spec.attention_softcap or 0.0,
@@ -242,9 +242,9 @@ class DescribedModel:
 
     def sketch_head(self) -> HeadSketch | None:
         """What finds the likeliest tokens without all logits, for the structs that were reached; None: nothing does."""
-        library = find_library()
-        if self._sketch is None and self._may_sketch and library is not None:
-            made = HeadSketch(self._weights.head, library)
+        library, head = find_library(), self._weights.head
+        if self._sketch is None and self._may_sketch and library is not None and isinstance(head, Linear):
+            made = HeadSketch(head, library)
             self._may_sketch = made.is_sound
             self._sketch = made if made.is_sound else None
         if self._sketch is not None:

@@ -7,9 +7,22 @@
 #ifndef UNSPOOL_CROSS_H
 #define UNSPOOL_CROSS_H
 
-/* Where one head's keys of a source lie from a position on, in numbers behind a layer's first. */
-static int64_t find_head(const us_store *s, int32_t row, int32_t position, int32_t head, int32_t D) {
-    return row * s->row_stride + position * s->position_stride + (int64_t)head * D;
+/* Keys and values that tokens read, (rows, positions, 2, heads, width), and the queries of all tokens, (tokens, heads, width). */
+typedef struct {
+    const void *keys;
+    int64_t row_stride, position_stride;
+    const float *queries;
+    size_t query_stride;
+    const float *biases;   /* (heads, 2 * num_places - 1): of a score, by how far the key lies behind, from the farthest ahead on; or NULL */
+    int32_t num_places;
+    int32_t is_half;
+    float scale;
+} source_keys;
+
+static source_keys find_sources(const run *r, const us_layer *layer, int32_t l) {
+    const us_store *s = &r->job->cross;
+    return (source_keys){.keys = s->layers[l], .row_stride = s->row_stride, .position_stride = s->position_stride, .queries = r->scratch.qkv,
+                         .query_stride = (size_t)(r->model->num_heads * r->model->head_dim), .is_half = s->is_half, .scale = layer->scale};
 }
 
 /* One head's keys and values of a part, which are float16, as floats in this thread's tiles. The next part is asked for. */
@@ -30,36 +43,39 @@ static segment widen_part(run *r, const uint16_t *keys, int64_t stride, int32_t 
 }
 
 /* One part of a source's keys, for one head of `count` tokens from `token` on. */
-static void read_source_part(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t count, int32_t head, int32_t part,
-                             reading *got) {
+static void read_source_part(run *r, const source_keys *from, int32_t token, int32_t count, int32_t head, int32_t part, reading *got) {
     const us_model *m = r->model;
     const us_job *job = r->job;
     const int32_t D = m->head_dim, width = m->num_heads * D, length = job->source_lengths[token], begin = part * US_PART;
     const int32_t num_keys = length - begin < US_PART ? length - begin : US_PART, has_next = begin + 2 * US_PART <= length;
-    const int64_t stride = job->cross.position_stride, at = find_head(&job->cross, job->sources[token], begin, head, D);
+    const int64_t stride = from->position_stride, at = job->sources[token] * from->row_stride + begin * stride + (int64_t)head * D;
     segment s;
-    if (job->cross.is_half) s = widen_part(r, (const uint16_t *)job->cross.layers[l] + at, stride, num_keys, has_next);
+    if (from->is_half) s = widen_part(r, (const uint16_t *)from->keys + at, stride, num_keys, has_next);
     else {
-        const float *keys = job->cross.layers[l] + at;
+        const float *keys = (const float *)from->keys + at;
         s = (segment){.keys = keys, .ahead = has_next ? keys + US_PART * stride : NULL, .stride = stride, .count = num_keys, .values = width};
     }
     float q[MOST_GROUP * US_WIDEST_HEAD];
     for (int32_t t = 0; t < count; t++) {
-        const float *from = r->scratch.qkv + (size_t)(token + t) * width + (size_t)head * D;
-        for (int32_t i = 0; i < D; i++) q[t * D + i] = from[i] * layer->scale;
+        const float *query = from->queries + (size_t)(token + t) * from->query_stride + (size_t)head * D;
+        for (int32_t i = 0; i < D; i++) q[t * D + i] = query[i] * from->scale;
     }
     const packed_segment none = {0};
-    const score_terms terms = {0};
+    score_terms terms = {0};
+    if (from->biases) { /* tokens stand in order, so the next one's begin a place further on */
+        const int64_t behind = job->positions[token] - begin;
+        terms = (score_terms){.biases = from->biases + head * (2 * (int64_t)from->num_places - 1) + from->num_places - 1 + behind, .num_distances = 1};
+    }
     read_part(m, q, &terms, count, &none, &s, 1, begin, &r->tiles, got);
 }
 
 /* One head of a few tokens of one source, all parts in turn. */
-static void read_whole_source(run *r, const us_layer *layer, int32_t l, int32_t token, int32_t count, int32_t head) {
+static void read_whole_source(run *r, const source_keys *from, int32_t token, int32_t count, int32_t head) {
     const int32_t D = r->model->head_dim, H = r->model->num_heads, length = r->job->source_lengths[token];
     float most[MOST_GROUP], total[MOST_GROUP];
     reading got;
     for (int32_t part = 0; part * US_PART < length; part++) {
-        read_source_part(r, layer, l, token, count, head, part, &got);
+        read_source_part(r, from, token, count, head, part, &got);
         for (int32_t t = 0; t < count; t++) {
             float *read = r->scratch.read + ((size_t)(token + t) * H + head) * D;
             if (!part) {
@@ -82,33 +98,41 @@ static int32_t count_alike(const us_job *job, int32_t token) {
     return count;
 }
 
+/* This thread's share of groups of tokens, each with all its keys. */
+static void read_sources(run *r, const source_keys *from) {
+    const us_job *job = r->job;
+    const int32_t H = r->model->num_heads;
+    int64_t first, last, groups = 0, group = 0;
+    for (int32_t token = 0; token < job->num_tokens; token += count_alike(job, token)) groups++;
+    split(groups * H, r->thread, r->threads, &first, &last);
+    for (int32_t token = 0, count; token < job->num_tokens && group * H < last; token += count, group++) {
+        count = count_alike(job, token);
+        for (int32_t head = 0; head < H; head++)
+            if (group * H + head >= first && group * H + head < last) read_whole_source(r, from, token, count, head);
+    }
+}
+
 /* This thread's part of the attention over sources: q of all tokens lies in scratch, (tokens, heads, width). */
 static void attend_source(run *r, const us_layer *layer, int32_t l) {
     const us_job *job = r->job;
     const int32_t H = r->model->num_heads, D = r->model->head_dim, parts = r->source_parts;
-    int64_t first, last, groups = 0;
-    if (parts) { /* few tokens, many threads */
-        split((int64_t)job->num_tokens * parts * H, r->thread, r->threads, &first, &last);
-        for (int64_t i = first; i < last; i++) {
-            const int32_t token = (int32_t)(i / ((int64_t)parts * H)), rest = (int32_t)(i % ((int64_t)parts * H));
-            const int32_t part = rest / H, head = rest % H;
-            if (part * US_PART >= job->source_lengths[token]) continue;
-            reading got;
-            read_source_part(r, layer, l, token, 1, head, part, &got);
-            float *kept = find_kept(r, token, part, head);
-            kept[0] = got.most[0];
-            kept[1] = got.total[0];
-            memcpy(kept + 2, got.read, sizeof(float) * (size_t)D);
-        }
+    const source_keys from = find_sources(r, layer, l);
+    int64_t first, last;
+    if (!parts) {
+        read_sources(r, &from);
         return;
     }
-    for (int32_t token = 0; token < job->num_tokens; token += count_alike(job, token)) groups++;
-    split(groups * H, r->thread, r->threads, &first, &last);
-    int64_t group = 0;
-    for (int32_t token = 0, count; token < job->num_tokens && group * H < last; token += count, group++) {
-        count = count_alike(job, token);
-        for (int32_t head = 0; head < H; head++)
-            if (group * H + head >= first && group * H + head < last) read_whole_source(r, layer, l, token, count, head);
+    split((int64_t)job->num_tokens * parts * H, r->thread, r->threads, &first, &last); /* few tokens, many threads */
+    for (int64_t i = first; i < last; i++) {
+        const int32_t token = (int32_t)(i / ((int64_t)parts * H)), rest = (int32_t)(i % ((int64_t)parts * H));
+        const int32_t part = rest / H, head = rest % H;
+        if (part * US_PART >= job->source_lengths[token]) continue;
+        reading got;
+        read_source_part(r, &from, token, 1, head, part, &got);
+        float *kept = find_kept(r, token, part, head);
+        kept[0] = got.most[0];
+        kept[1] = got.total[0];
+        memcpy(kept + 2, got.read, sizeof(float) * (size_t)D);
     }
 }
 

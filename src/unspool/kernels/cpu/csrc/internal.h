@@ -31,6 +31,7 @@ typedef struct {
     us_task halves;     /* argument: us_halves_task */
     us_task widen;      /* argument: us_widen_task */
     us_task attend;     /* argument: us_attend_task */
+    us_task encoder;    /* argument: us_run_task */
 } us_kernels;
 
 typedef struct {

@@ -120,6 +120,25 @@ static void read_source(run *r, const us_layer *layer, int32_t l) {
 
 #include "mixture.h"
 
+/* The feed-forward of a block. */
+static void feed(run *r, const us_layer *layer) {
+    const us_model *m = r->model;
+    const us_scratch *s = &r->scratch;
+    const int32_t rows = r->job->num_tokens;
+    const size_t hidden = (size_t)m->hidden;
+    input in = prepare(r, &layer->up, NORMED, find_norm(m, layer->has_ffn_norm ? &layer->ffn_norm : &layer->attn_norm), layer);
+    feed_part(m, &layer->up, m->ffn, rows, &in, &(output){.y = s->fed, .stride = (size_t)m->ffn}, r->thread, r->threads);
+    us_meet(r->team);
+    in = prepare(r, &layer->down, FED, NULL, layer);
+    output to = {.y = s->x, .stride = hidden, .adds = 1};
+    if (layer->has_post_norms) to = (output){.y = s->side, .stride = hidden};
+    else if (m->is_parallel) to = (output){.y = s->x, .stride = hidden, .adds = 1, .extra = s->side, .extra_stride = hidden};
+    multiply_part(&layer->down, rows, &in, &to, r->thread, r->threads);
+    us_meet(r->team);
+    if (layer->has_post_norms) add_normed(r, &layer->post_ffn_norm);
+    normalise_states(r, &layer->ffn_norm);
+}
+
 static void run_layer(run *r, int32_t l) {
     const us_model *m = r->model;
     const us_layer *layer = m->layers + l;
@@ -142,18 +161,10 @@ static void run_layer(run *r, int32_t l) {
         feed_mixture(r, layer);
         return;
     }
-    in = prepare(r, &layer->up, NORMED, find_norm(m, layer->has_ffn_norm ? &layer->ffn_norm : &layer->attn_norm), layer);
-    feed_part(m, &layer->up, m->ffn, rows, &in, &(output){.y = s->fed, .stride = (size_t)m->ffn}, r->thread, r->threads);
-    us_meet(r->team);
-    in = prepare(r, &layer->down, FED, NULL, layer);
-    output to = {.y = s->x, .stride = hidden, .adds = 1};
-    if (layer->has_post_norms) to = (output){.y = s->side, .stride = hidden};
-    else if (m->is_parallel) to = (output){.y = s->x, .stride = hidden, .adds = 1, .extra = s->side, .extra_stride = hidden};
-    multiply_part(&layer->down, rows, &in, &to, r->thread, r->threads);
-    us_meet(r->team);
-    if (layer->has_post_norms) add_normed(r, &layer->post_ffn_norm);
-    normalise_states(r, &layer->ffn_norm);
+    feed(r, layer);
 }
+
+#include "encoder.h"
 
 static void embed(run *r) {
     const us_model *m = r->model;
@@ -356,4 +367,4 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
 #define QUOTED(a) TEXT(a)
 const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_lists, run_listed, run_marked, run_tournament,
                                          run_contexts, run_draws, run_row_draws, run_own_lists, run_ranks, run_normalise, run_halves,
-                                         run_widen, run_attend};
+                                         run_widen, run_attend, run_encoder};

@@ -116,6 +116,15 @@ void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int
     } while (pauses);
 }
 
+int64_t us_encoder_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys) {
+    return (int64_t)us_lay_out(model, num_tokens, 0, threads, most_keys, NULL).bytes;
+}
+
+void us_encode(const us_model *model, const us_job *job, int32_t threads) {
+    us_gather(threads);
+    us_do(kernels()->encoder, &(us_run_task){model, job});
+}
+
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads) {
     us_gather(threads);
     us_do(kernels()->product, &(us_product_task){matrix, x, num_rows, y, scratch});

@@ -182,6 +182,13 @@ void us_run(const us_model *model, const us_job *job, int32_t threads);
 /* `job` is the first step's: a token a row, all of them wanted, likeliest ones too; most_keys is the last step's. */
 void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int32_t threads);
 
+/* An encoder's layers over sources that lie one behind the other: `states` (num_tokens, hidden) are embeddings, and then what the
+   last norm makes of the last states. A token's source begins at token `sources`, has `source_lengths` of them, and the token
+   stands at `positions` of it. Layers' biases are (heads, 2 * num_distances - 1): by how far a key lies behind a token, from the
+   farthest ahead on. */
+int64_t us_encoder_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys);
+void us_encode(const us_model *model, const us_job *job, int32_t threads);
+
 /* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads);

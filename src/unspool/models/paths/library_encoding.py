@@ -1,0 +1,123 @@
+"""An encoder's pass in one call of the CPU library: all layers over sources of different lengths, without padding."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from unspool.kernels.cpu import find_library
+from unspool.kernels.cpu.library import CHUNK
+from unspool.kernels.cpu.structures import NARROW, CJob, CLayer, CMatrix, CModel, describe_matrix, point
+from unspool.kernels.cpu.tiles import TILE
+from unspool.models.decoder.layers import Layer
+from unspool.models.encoder_decoder.layers import Stack
+from unspool.models.encoder_decoder.positions import DistanceBiases
+from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
+from unspool.models.paths.library_encoder import EncoderProducts
+from unspool.models.paths.library_model import ACTIVATIONS, WIDEST_HEAD, describe_norm, describe_rows
+from unspool.models.paths.library_narrow import NarrowCopies
+from unspool.models.weights import AnyLinear, Linear, PackedLinear, find_addresses, iterate_tensors
+
+LONGEST: Final = 256  # tokens of a source up to which its attention is faster than torch's
+
+
+class LibraryEncoder:
+    """Runs an encoder's layers, described again whenever its tensors have moved or their copies have changed."""
+
+    def __init__(
+        self, spec: EncoderDecoderSpec, stack: Stack, biases: DistanceBiases | None, products: EncoderProducts
+    ) -> None:
+        self._spec, self._stack, self._biases, self._products = spec, stack, biases, products
+        self._kept = list(iterate_tensors(stack.layers))
+        self._made: tuple[object, CModel] | None = None  # the structs, and what they were made for
+        self._is_packed = all(isinstance(linear, PackedLinear) for linear in _list_linears(stack))
+
+    def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor | None:
+        """Final states (tokens, hidden) of embeddings (tokens, hidden) of sources that lie one behind the other; None
+        if torch's operators are as fast, or must do it."""
+        library, copies = find_library(), self._products.find_copies(len(x))
+        if library is None or not self._is_read(copies, len(x), max(lengths)):
+            return None
+        model = self._describe(copies, max(lengths))
+        counts = np.asarray(lengths, dtype=np.int32)
+        ends = np.cumsum(counts, dtype=np.int32)
+        firsts = np.repeat(ends - counts, counts)
+        positions = np.arange(len(x), dtype=np.int32) - firsts
+        own = np.repeat(counts, counts)
+        states = x.contiguous().clone()
+        scratch = torch.empty(library.count_encoder_scratch(model, len(x), max(lengths)), dtype=torch.uint8)
+        job = CJob(num_tokens=len(x), most_source=max(lengths), states=point(states), scratch=point(scratch))
+        job.positions, job.sources, job.source_lengths = (part.ctypes.data for part in (positions, firsts, own))
+        library.encode(ctypes.byref(model), ctypes.byref(job), library.threads)
+        return states
+
+    def _is_read(self, copies: NarrowCopies | None, num_tokens: int, longest: int) -> bool:
+        """Whether the library has these layers, and reads every matrix as fast as torch does."""
+        spec, stack = self._spec, self._spec.encoder
+        if spec.features is not None or longest > LONGEST or stack.head_dim > WIDEST_HEAD:
+            return False
+        has_tiles = not spec.is_gated or stack.ffn_size % TILE == 0  # gates and values begin at tiles of their own
+        if spec.activation not in ACTIVATIONS or (self._is_packed and not has_tiles):
+            return False
+        if self._is_packed or num_tokens <= CHUNK:
+            return True
+        return copies is not None and all(
+            isinstance(linear, Linear) and copies.find(linear.weight) is not None
+            for linear in _list_linears(self._stack)
+        )
+
+    def _describe(self, copies: NarrowCopies | None, longest: int) -> CModel:
+        tables = [] if self._biases is None else self._biases.reserve_around(longest)
+        state = (find_addresses(self._kept), find_addresses(tables), copies)
+        if self._made is not None and self._made[0] == state:
+            return self._made[1]
+        spec, stack = self._spec, self._stack
+        self._tables, self._copies = tables, copies  # the structs point to them
+        self._layers = (CLayer * len(stack.layers))()
+        for index, layer in enumerate(stack.layers):
+            self._layers[index] = self._describe_layer(layer, copies)
+            if tables:
+                self._layers[index].biases = tables[min(index, len(tables) - 1)].data_ptr()
+        model = CModel(
+            num_layers=len(stack.layers),
+            hidden=spec.hidden_size,
+            num_heads=spec.encoder.num_heads,
+            num_kv_heads=spec.encoder.num_heads,
+            head_dim=spec.encoder.head_dim,
+            ffn=spec.encoder.ffn_size,
+            is_gated=spec.is_gated,
+            activation=ACTIVATIONS[spec.activation],
+            is_post=not spec.is_norm_first,
+            num_distances=tables[0].shape[1] // 2 + 1 if tables else 0,
+            final_norm=describe_norm(stack.final_norm),
+            layers=self._layers,
+        )
+        self._made = (state, model)
+        return model
+
+    def _describe_layer(self, layer: Layer, copies: NarrowCopies | None) -> CLayer:
+        made = CLayer(
+            attn_norm=describe_norm(layer.attn_norm),
+            ffn_norm=describe_norm(layer.ffn_norm),
+            has_ffn_norm=True,
+            scale=self._spec.encoder.attention_scale,
+        )
+        made.qkv, made.out, made.up, made.down = (
+            _describe_product(linear, copies) for linear in (layer.qkv, layer.out, layer.up, layer.down)
+        )
+        return made
+
+
+def _describe_product(linear: AnyLinear, copies: NarrowCopies | None) -> CMatrix:
+    copy = copies.find(linear.weight) if copies is not None and isinstance(linear, Linear) else None
+    if copy is None:
+        return describe_rows(linear)
+    return describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)
+
+
+def _list_linears(stack: Stack) -> list[AnyLinear]:
+    return [linear for layer in stack.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]
