@@ -125,6 +125,8 @@ static void check_threads(whole *w, size_t n) {
 }
 
 #include "check_passes.h"
+#include "check_sketch.h"
+#include "check_encoder.h"
 
 /* Let the shared keys of a run be packed ones: so many positions of each row, in some layers from the row's base on. */
 static void pack_keys(const us_model *m, us_job *job, int32_t rows, int32_t block, const int32_t *packed, const int32_t *bases) {
@@ -322,6 +324,7 @@ static void check_run(void) {
     check_threads(&w, num_logits);
     check_layouts(&w, rows, room, position);
     check_steps(&w, rows, room);
+    check_sketch(&w);
     let_go();
 }
 
@@ -366,8 +369,9 @@ int main(int argc, char **argv) {
     check_crowding();
     for (int i = 0; i < rounds; i++) check_product();
     for (int i = 0; i < rounds; i++) check_run();
+    for (int i = 0; i < rounds; i++) check_encoder();
     for (int i = 0; i < rounds; i++) check_halves();
     for (int i = 0; i < rounds; i++) check_marks();
-    printf("%d products, runs, halves, marks and masks each on %s: %d wrong\n", rounds, us_available(), num_wrong);
+    printf("%d products, runs, encoders, halves, marks and masks each on %s: %d wrong\n", rounds, us_available(), num_wrong);
     return num_wrong > 0;
 }
