@@ -19,8 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-# GCC joins products and sums by the second: without it kernels that agree to the bit in the library would not here.
-SANITIZERS = ["-g", "-O1", "-fexpensive-optimizations", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+# GCC joins products and sums by the last: without it kernels that agree to the bit in the library would not here.
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZERS += ["-g", "-O1", "-fexpensive-optimizations"]
 TARGETS = {"x86_64": "x86_64-linux-musl", "aarch64": "aarch64-linux-musl"}
 
 

@@ -96,8 +96,11 @@ def test_floats_keep_all_of_their_bits(library: Library, kind: str) -> None:
     for name in library.available:
         library.use_instructions(name)
         assert torch.equal(library.multiply(matrix, x), x), name
+        assert all(torch.equal(library.multiply(matrix, row[None])[0], row) for row in x), name
         made = library.multiply(matrix, strange)
         assert made[0, 7] == torch.inf and made[1, 9] == -torch.inf and made[2].isnan().all(), name
+        alone = torch.cat([library.multiply(matrix, row[None]) for row in strange])
+        assert torch.equal(alone.nan_to_num(7.0), made.nan_to_num(7.0)), name
     assert len(data)
 
 
@@ -154,16 +157,22 @@ def test_only_numbers_that_16_bits_hold_are_narrowed(
         describe_matrix(data, None, kind, 16, 31)
 
 
-def test_every_float16_is_widened_alike(library: Library) -> None:
-    """All finite ones, subnormal ones among them, times one."""
+@pytest.mark.parametrize("flushes", [False, True], ids=["small floats", "no small floats"])
+def test_every_float16_is_widened_alike(library: Library, flushes: bool) -> None:
+    """All finite ones, subnormal ones among them, times one; whether small floats count as zero here or not."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     numbers = every.where(every.isfinite(), torch.zeros((), dtype=torch.float16)).float().view(2048, 32)
     matrix = describe_matrix(data := narrow(numbers, "float16"), None, "float16", 2048, 32)
-    for name in library.available:
-        library.use_instructions(name)
-        for num_rows in (1, 5):
-            made = library.multiply(matrix, torch.eye(32)[:num_rows])
-            assert torch.equal(made, numbers.T[:num_rows]), (name, num_rows)
+    if flushes and not torch.set_flush_denormal(True):
+        pytest.skip("this processor can't")
+    try:
+        for name in library.available:
+            library.use_instructions(name)
+            for num_rows in (1, 5, 9):
+                made = library.multiply(matrix, torch.eye(32)[:num_rows])
+                assert torch.equal(made, numbers.T[:num_rows]), (name, num_rows)
+    finally:
+        torch.set_flush_denormal(False)
     assert len(data)
 
 

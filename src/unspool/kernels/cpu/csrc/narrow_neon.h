@@ -21,6 +21,20 @@ INLINE float32x4_t widen_column(const uint8_t *w, const int v, const int kind, c
     return vreinterpretq_f32_u32(odd ? vandq_u32(both, vdupq_n_u32(0xffff0000)) : vshlq_n_u32(both, 16));
 }
 
+#define SMALLER 0x1p112f /* times: see `row_of_halves` */
+
+INLINE float32x4_t shrink_column(const uint8_t *w, const int v, const int odd) {
+    const int32x4_t wide = vshll_n_s16(vreinterpret_s16_u8(vld1_u8(w + 32 * odd + 2 * LANES * v)), 13);
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_s32(wide), vdupq_n_u32(0x70000000)));
+}
+
+/* Whether floats that are too small for their exponent are zeros here (FPCR's bit FZ). */
+static int flushes_small(void) {
+    uint64_t settings;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(settings));
+    return settings >> 24 & 1;
+}
+
 /* M rows times a panel whose weights are widened in registers. */
 INLINE void rows_of_panel(const uint8_t *w, int32_t columns, const float *x, size_t stride, const int M, const int kind, float *out) {
     const int goes_first = kind == US_F16 || M == 2; /* two columns are widened before anything is multiplied by them */
@@ -85,7 +99,7 @@ static void row_of_halves(const uint8_t *w, int32_t columns, const float *x, flo
     float32x4_t total[VECTORS];
     UNROLLED for (int v = 0; v < VECTORS; v++) total[v] = vdupq_n_f32(0);
     for (int32_t k = 0; k < columns; k += 4, w += 128) {
-        const float32x4_t given = vld1q_f32(x + k), larger = given * 0x1p112f;
+        const float32x4_t given = vld1q_f32(x + k), larger = given * SMALLER;
         float32x4_t wide[4][VECTORS];
         __builtin_prefetch(w + ASKED);
         __builtin_prefetch(w + ASKED + 64);
@@ -114,15 +128,12 @@ static void row_of_halves(const uint8_t *w, int32_t columns, const float *x, flo
     UNROLLED for (int v = 0; v < VECTORS; v++) vst1q_f32(out + LANES * v, total[v]);
 }
 
-/* Whether small floats are no zeros here (FPCR's bit FZ), and sums are finite: then `row_of_halves` read all weights, and no
- * activation became infinite. */
+/* Whether `row_of_halves` has read all weights, and no activation became infinite. */
 static int are_halves_sound(const float *made) {
     uint32x4_t is_finite = vdupq_n_u32(UINT32_MAX);
-    uint64_t settings;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(settings));
     UNROLLED for (int v = 0; v < VECTORS; v++)
         is_finite = vandq_u32(is_finite, vcltq_f32(vabsq_f32(vld1q_f32(made + LANES * v)), vdupq_n_f32(INFINITY)));
-    return !(settings >> 24 & 1) && vminvq_u32(is_finite);
+    return !flushes_small() && vminvq_u32(is_finite);
 }
 
 /* A few rows times panels. */
@@ -151,14 +162,21 @@ static void multiply_few(panels p, int32_t columns, const float *x, size_t strid
     }
 }
 
-/* Columns of a panel as floats, one after the other. */
+/* Columns of a panel as floats, one after the other. Half of those of float16 go by way of smaller floats, as in `row_of_halves`,
+ * unless those are zeros here. */
 static void widen_span(const uint8_t *w, int32_t columns, int32_t kind, float *wide) {
-    for (int32_t k = 0; k < columns; k += 2, w += 64, wide += 2 * US_PANEL) {
-        UNROLLED for (int odd = 0; odd < 2; odd++)
+    const int is_mixed = kind == US_F16 && !flushes_small();
+    for (int32_t k = 0; k < columns; k += 2, w += 64, wide += 2 * US_PANEL)
+        UNROLLED for (int odd = 0; odd < 2; odd++) {
+            float *to = wide + US_PANEL * odd;
+            if (is_mixed) {
+                UNROLLED for (int v = 0; v < 2; v++) vst1q_f32(to + LANES * v, widen_column(w, v, US_F16, odd));
+                UNROLLED for (int v = 2; v < VECTORS; v++) vst1q_f32(to + LANES * v, shrink_column(w, v, odd) * SMALLER);
+                continue;
+            }
             UNROLLED for (int v = 0; v < VECTORS; v++)
-                vst1q_f32(wide + US_PANEL * odd + LANES * v,
-                          kind == US_F16 ? widen_column(w, v, US_F16, odd) : widen_column(w, v, US_BF16, odd));
-    }
+                vst1q_f32(to + LANES * v, kind == US_F16 ? widen_column(w, v, US_F16, odd) : widen_column(w, v, US_BF16, odd));
+        }
 }
 
 /* M rows times a span that was widened; sums go on from those before it, if there are any. `ahead` is where this turn's share of

@@ -51,8 +51,8 @@ static int prepare_sketch(run *r, const input *exact, input *rough) {
         extents[row] = measure(levelled, K, (int32_t)row, find_panel(&k->matrix, (int32_t)row, rows), &rough->quantised);
     }
     if (!r->is_private) us_meet(r->team);
-    int is_sound = 1;
-    for (int32_t row = 0; row < rows; row++) is_sound &= extents[row].size < INFINITY && extents[row].error < INFINITY;
+    int is_sound = 1; /* and no logit by the sketch can be infinite */
+    for (int32_t row = 0; row < rows; row++) is_sound &= extents[row].size < 1e20f && extents[row].error < 1e20f;
     return is_sound;
 }
 
