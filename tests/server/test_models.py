@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import unspool
+from tests.conformance.cases import load_model
 from tests.engine.fakes import BLOCK_BYTES
 from tests.server.running import RunningServer, make_fake_lm
 from tests.server.test_life import make_slow
@@ -34,6 +35,19 @@ def make_served(name: str, size: int, loads: list[str], fails: bool = False) -> 
         return make_fake_lm()
 
     return Served(name, load, (f"{name}-alias",), ENGINE, size)
+
+
+def test_options_of_an_engine_are_refused_where_there_is_none() -> None:
+    """A model of sounds alone has no engine; beside others the options are theirs."""
+    lm = load_model("whisper")
+    with pytest.raises(SettingError, match="`memory`, `block_size` can't be set for ears: it transcribes"):
+        Served("ears", lambda: lm, (), ENGINE, is_alone=True).open()
+    for served in (
+        Served("ears", lambda: lm, (), {"max_waiting": 5}, is_alone=True),
+        Served("ears", lambda: lm, (), ENGINE),
+    ):
+        served.open()
+        assert served.engine is None and served.is_loaded
 
 
 def test_models_make_room_for_each_other() -> None:

@@ -32,6 +32,7 @@ class Served:
     aliases: tuple[str, ...] = ()
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0  # bytes, as its files say; measured once it is loaded
+    is_alone: bool = False  # no other model is served, so the engine's options are meant for it
     created: int = field(default_factory=lambda: int(time.time()))
     lm: LanguageModel | None = None
     engine: Engine | None = None
@@ -49,8 +50,19 @@ class Served:
             self.texts = ClientTokens(self.lm.tokenizer)
             self.fingerprint = _make_fingerprint(self.lm)
             self.size = max(self.size, count_bytes(self.lm))
-        if self.engine is None and self.lm.model.info.features is None:
+        if self.lm.model.info.features is not None:
+            self._check_no_engine()
+        elif self.engine is None:
             self.engine = Engine(self.lm, **self.engine_options)
+
+    def _check_no_engine(self) -> None:
+        """Raise if options of an engine were given for a model that has none."""
+        given = [f"`{name}`" for name in self.engine_options if name != "max_waiting"]
+        if given and self.is_alone:
+            raise SettingError(
+                f"{', '.join(given)} can't be set for {self.name}: it transcribes one sound after the other, and no "
+                "engine decodes its rows; leave it out"
+            )
 
     def close(self) -> None:
         """Give its memory back."""

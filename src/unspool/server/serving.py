@@ -68,9 +68,10 @@ def make_state(models: Any, options: dict[str, Any]) -> Any:
     loading = {name: options.pop(name) for name in _LOAD_OPTIONS if name in options}
     budget = options.pop("memory_budget", None)
     given = ServerOptions.read(**options)
+    found = _list_models(models)
     served = [
-        Served(name, _make_loader(source, loading), aliases, engine, _guess_size(source))
-        for name, source, aliases in _list_models(models)
+        Served(name, _make_loader(source, loading), aliases, engine, _guess_size(source), is_alone=len(found) == 1)
+        for name, source, aliases in found
     ]
     return ServerState(Models(served, memory=budget, restarts=given.restart), given)
 
