@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models.encoder_decoder.test_model import KINDS, find_pair
+from tests.models.paths.replacing import WAYS, replace
 
 from unspool.kernels.cpu import find_library, why_missing
 from unspool.models.encoder_decoder.model import EncoderDecoder
@@ -79,15 +80,12 @@ def test_long_sources_are_torchs(pair_model: Any) -> None:
     assert model._products.choose(2) is multiply_plainly
 
 
-@pytest.mark.parametrize("kind", ["changed", "moved"])
-def test_a_copy_never_outlives_its_matrix(pair_model: Any, kind: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_never_outlives_its_matrix(pair_model: Any, way: str) -> None:
     model = pair_model("bart", torch.bfloat16)
     before = encode(model, [11])
     weight = model.weights.encoder.layers[0].out.weight
-    if kind == "changed":
-        weight.mul_(1.7)
-    else:
-        weight.set_((weight * 1.7).contiguous())
+    replace(weight, weight * 1.7, way)
     after = encode(model, [11])
     assert model._products.choose(2) is multiply_plainly
     assert not torch.allclose(after[0], before[0], rtol=1e-3, atol=1e-3)

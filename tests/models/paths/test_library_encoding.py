@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.conformance.cases import GOLDENS
 from tests.models.encoder_decoder.test_model import KINDS, find_pair
+from tests.models.paths.replacing import WAYS, replace
 
 import unspool
 from unspool.kernels.cpu import find_library, why_missing
@@ -125,16 +126,13 @@ def test_what_is_left_to_torch(pair_model: Any, monkeypatch: pytest.MonkeyPatch)
     assert runs == [7]
 
 
-@pytest.mark.parametrize("kind", ["changed", "moved"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_changed_matrix_is_read_as_it_is(pair_model: Any, kind: str, dtype: torch.dtype | None) -> None:
+def test_a_changed_matrix_is_read_as_it_is(pair_model: Any, way: str, dtype: torch.dtype | None) -> None:
     model = pair_model("bart", dtype)
     before = encode(model, [11])
     weight = model.weights.encoder.layers[0].out.weight
-    if kind == "changed":
-        weight.mul_(1.7)
-    else:
-        weight.set_((weight * 1.7).contiguous())
+    replace(weight, weight * 1.7, way)
     after = encode(model, [11])
     assert not torch.allclose(after[0], before[0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(after[0], encode_by_torch(model, [11])[0], rtol=1e-4, atol=3e-5)

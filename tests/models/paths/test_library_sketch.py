@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conformance.cases import load_model
+from tests.models.paths import replacing
 
 import unspool
 from unspool.decoding import choice
@@ -120,16 +121,13 @@ def test_of_equal_logits_the_first_token_is_chosen() -> None:
     assert torch.equal(made, unspool.generate(plain, PROMPTS, **told))
 
 
-@pytest.mark.parametrize("kind", ["changed", "moved"])
-def test_a_sketch_never_outlives_its_head(kind: str) -> None:
+@pytest.mark.parametrize("way", replacing.WAYS)
+def test_a_sketch_never_outlives_its_head(way: str) -> None:
     model, told = make("llama"), {"max_new_tokens": 12, "do_sample": False}
     before = unspool.generate(model, PROMPTS, **told)
     assert find_sketch(model) is not None
     weight = model.get_output_embeddings().weight
-    if kind == "changed":
-        weight.copy_(weight.flip(0))
-    else:
-        weight.set_(weight.flip(0).contiguous())
+    replacing.replace(weight, weight.flip(0), way)
     after = unspool.generate(model, PROMPTS, **told)
     assert not torch.equal(after, before)
     with pytest.MonkeyPatch.context() as patch:

@@ -34,7 +34,7 @@ class LibraryEncoder:
         self._spec, self._stack, self._biases, self._products = spec, stack, biases, products
         self._kept = list(iterate_tensors(stack.layers))
         self._made: tuple[object, CModel] | None = None  # the structs, and what they were made for
-        self._is_packed = all(isinstance(linear, PackedLinear) for linear in _list_linears(stack))
+        self._kinds = {type(linear) for linear in _list_linears(stack)}
 
     def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor | None:
         """Final states (tokens, hidden) of embeddings (tokens, hidden) of sources that lie one behind the other; None
@@ -60,10 +60,11 @@ class LibraryEncoder:
         spec, stack = self._spec, self._spec.encoder
         if spec.features is not None or longest > LONGEST or stack.head_dim > WIDEST_HEAD:
             return False
-        has_tiles = not spec.is_gated or stack.ffn_size % TILE == 0  # gates and values begin at tiles of their own
-        if spec.activation not in ACTIVATIONS or (self._is_packed and not has_tiles):
+        if spec.activation not in ACTIVATIONS or not self._kinds <= {Linear, PackedLinear}:
             return False
-        if self._is_packed or num_tokens <= CHUNK:
+        if spec.is_gated and stack.ffn_size % TILE and PackedLinear in self._kinds:
+            return False  # gates and values would not begin at tiles of their own
+        if self._kinds == {PackedLinear} or num_tokens <= CHUNK:
             return True
         return copies is not None and all(
             isinstance(linear, Linear) and copies.find(linear.weight) is not None
