@@ -97,9 +97,9 @@ def make_layered_lm() -> LanguageModel:
 class RunningServer:
     """A server in a thread of this process; `with` starts and stops it."""
 
-    def __init__(self, models: Any, **options: Any) -> None:
-        defaults = {"memory": BLOCK_BYTES * 4000, "block_size": 16, "log": "none"}
-        self.state: ServerState = make_state(models, {**defaults, **options})
+    def __init__(self, models: Any, *, has_engine: bool = True, **options: Any) -> None:
+        engine = {"memory": BLOCK_BYTES * 4000, "block_size": 16} if has_engine else {}
+        self.state: ServerState = make_state(models, {**engine, "log": "none", **options})
         self.address = ""
         self._listening = listen("127.0.0.1", 0)
         self._ready = threading.Event()

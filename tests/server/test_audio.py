@@ -23,7 +23,7 @@ from unspool.speech.results import Transcription
 def server() -> Iterator[RunningServer]:
     if find_model("whisper-tiny.en") is None:
         pytest.skip("run `unspool pull whisper-tiny.en`")
-    with RunningServer({"ears": unspool.load("whisper-tiny.en")}) as running:
+    with RunningServer({"ears": unspool.load("whisper-tiny.en")}, has_engine=False) as running:
         yield running
 
 
