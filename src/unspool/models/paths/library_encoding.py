@@ -11,14 +11,14 @@ import torch
 
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import CHUNK
-from unspool.kernels.cpu.structures import NARROW, CJob, CLayer, CMatrix, CModel, describe_matrix, point
+from unspool.kernels.cpu.structures import CJob, CLayer, CModel, point
 from unspool.kernels.cpu.tiles import TILE
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import Stack
 from unspool.models.encoder_decoder.positions import DistanceBiases
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 from unspool.models.paths.library_encoder import EncoderProducts
-from unspool.models.paths.library_model import ACTIVATIONS, WIDEST_HEAD, describe_norm, describe_rows
+from unspool.models.paths.library_model import ACTIVATIONS, WIDEST_HEAD, describe_norm, describe_product
 from unspool.models.paths.library_narrow import NarrowCopies
 from unspool.models.weights import AnyLinear, Linear, PackedLinear, find_addresses, iterate_tensors
 
@@ -108,16 +108,9 @@ class LibraryEncoder:
             scale=self._spec.encoder.attention_scale,
         )
         made.qkv, made.out, made.up, made.down = (
-            _describe_product(linear, copies) for linear in (layer.qkv, layer.out, layer.up, layer.down)
+            describe_product(linear, copies) for linear in (layer.qkv, layer.out, layer.up, layer.down)
         )
         return made
-
-
-def _describe_product(linear: AnyLinear, copies: NarrowCopies | None) -> CMatrix:
-    copy = copies.find(linear.weight) if copies is not None and isinstance(linear, Linear) else None
-    if copy is None:
-        return describe_rows(linear)
-    return describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)
 
 
 def _list_linears(stack: Stack) -> list[AnyLinear]:

@@ -206,10 +206,7 @@ class DescribedModel:
 
     def _describe_product(self, linear: AnyLinear) -> CMatrix:
         """The C struct of a matrix that is multiplied by: of its copy, if there is one."""
-        copy = self._narrow.find(linear.weight) if self._narrow is not None and isinstance(linear, Linear) else None
-        if copy is None:
-            return describe_rows(linear)
-        return describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)
+        return describe_product(linear, self._narrow)
 
     def find_copy(self, weight: torch.Tensor) -> torch.Tensor | None:
         """What products read in the place of a matrix: its copy in half of the bytes, if there is one."""
@@ -316,3 +313,11 @@ def describe_rows(rows: AnyLinear | AnyEmbedding) -> CMatrix:
         return rows.matrix
     bias = rows.bias if isinstance(rows, Linear) else None
     return describe_matrix(rows.weight, bias, "float32", *rows.weight.shape)
+
+
+def describe_product(linear: AnyLinear, copies: NarrowCopies | None) -> CMatrix:
+    """The C struct of a matrix that is multiplied by: of its copy, if there is one."""
+    copy = copies.find(linear.weight) if copies is not None and isinstance(linear, Linear) else None
+    if copy is None:
+        return describe_rows(linear)
+    return describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)

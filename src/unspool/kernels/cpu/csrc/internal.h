@@ -273,7 +273,7 @@ typedef struct {
     float *tiles;                            /* (threads, 2, US_PART, width): packed keys and values as floats */
     us_top *tops;                            /* (threads, rows that the head reads) */
     us_top *nearest;                         /* likewise, by a sketch of the head */
-    float *levelled;                       /* (threads, hidden): a row for the sketch */
+    float *levelled;                         /* (threads, hidden): a row for the sketch */
     us_extent *extents;                      /* of rows that the head reads; one set for all, or one a thread */
     int8_t *quants;                          /* activations as int8, */
     float *normed, *scales, *sums;           /* as floats, their scales and scaled sums, */

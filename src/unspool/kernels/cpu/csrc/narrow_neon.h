@@ -1,8 +1,8 @@
 /* Products with numbers of 16 bits by ARM's vectors. Included by narrow.h.
  *
  * A few rows widen the weights in registers. More of them widen a span of a panel once, into the first-level cache, and take
- * turns with it, while the next span comes from memory: widening a weight of float16 takes as long as multiplying it by four
- * rows, one of bfloat16 half of that. Either way a sum takes its columns one after the other.
+ * turns with it, while the next span comes from memory: widening a weight of float16 by its own instruction takes as
+ * long as multiplying it by four rows, one of bfloat16 half of that. Either way a sum takes its columns one after the other.
  */
 #ifndef UNSPOOL_NARROW_NEON_H
 #define UNSPOOL_NARROW_NEON_H

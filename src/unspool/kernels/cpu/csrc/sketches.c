@@ -12,13 +12,6 @@ static uint16_t round_up(float number) {
     return (uint16_t)((bits - 0x38000000 + 0x1fff) >> 13);
 }
 
-static float widen(uint16_t half) {
-    const uint32_t bits = ((uint32_t)half << 13) + 0x38000000;
-    float number;
-    memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
 /* Squares of a row's norms: of itself, of its sketch, and of what that lacks. */
 typedef struct {
     double own, sketch, missing;
@@ -37,7 +30,7 @@ static int sketch_block(const float *row, const float *inverses, uint8_t *block,
     const float size = sum(own), wanted = largest(most) / 127.0f;
     if (!(size < INFINITY) || wanted > MOST_SCALE) return 0;
     const uint16_t half = round_up(wanted > LEAST_SCALE ? wanted : LEAST_SCALE);
-    const float scale = widen(half), inverse = 1.0f / scale;
+    const float scale = half_to_float(half), inverse = 1.0f / scale;
     UNROLLED for (int i = 0; i < VECTORS; i++) {
         const veci whole = nearest(numbers[i] * inverse);
         const bytes small = __builtin_convertvector(whole, bytes);
