@@ -219,3 +219,26 @@ def test_quantised_products_as_a_step_takes_them(kind: str, rows: int, manner: s
         settings, expected = {"adds": True}, expected + out.double()
     multiply(weight, x, out, **settings)
     assert find_error(out, expected) < 6e-3
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="a large matrix, on a GPU")
+@pytest.mark.parametrize("rows", [3, 12, 24, 64, 65, 130, 256, 300])
+@pytest.mark.parametrize("outputs", [20_001, 51_866])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_heads_of_uneven_numbers_of_tokens(outputs: int, rows: int, has_bias: bool) -> None:
+    """Their logits are as exact as those of other heads: not rounded to 16 bits, with a bias or without."""
+    from unspool.kernels.gpu.products.product import find_rows_tiling, multiply
+
+    weight = torch.randn(outputs, 384, device=DEVICE).bfloat16()
+    x = torch.randn(rows, 384, device=DEVICE).bfloat16()
+    bias = torch.randn(outputs, device=DEVICE).bfloat16() if has_bias else None
+    out = torch.empty(rows, outputs, device=DEVICE)
+    multiply(weight, x, out, bias=bias)
+    expected = x.double() @ weight.double().t()
+    if bias is not None:
+        expected += bias.double()
+    if rows <= 256:
+        assert find_rows_tiling(weight, x) is not None
+        assert find_error(out, expected) < 1e-5
+    else:
+        assert find_error(out, expected) < 4e-3  # cuBLAS'

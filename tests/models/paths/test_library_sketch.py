@@ -15,8 +15,8 @@ from unspool.decoding import choice
 from unspool.kernels.cpu import find_library, why_missing
 from unspool.kernels.cpu.blocks import Blocks
 from unspool.kernels.cpu.tiles import unpack_tiles
-from unspool.models.paths import library_sketch
-from unspool.models.paths.library_sketch import HeadSketch, can_sketch
+from unspool.models.paths import sketching
+from unspool.models.paths.library_sketch import HeadSketch, can_sketch_in_library
 from unspool.models.weights import Linear, iterate_tensors
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason=f"no CPU library: {why_missing()}")
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(find_library() is None, reason=f"no CPU library:
 
 @pytest.fixture(autouse=True)
 def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_sketch, "_FEWEST", 16)
-    monkeypatch.setattr(library_sketch, "_MOST_CLOSE", 2.0)  # a panel has a tenth of these tokens
+    monkeypatch.setattr(sketching, "_FEWEST", 16)
+    monkeypatch.setattr(sketching, "_MOST_CLOSE", 2.0)  # a panel has a tenth of these tokens
 
 
 def make_head(rows: int, columns: int, seed: int, *, bias: bool = False) -> Linear:
@@ -136,8 +136,8 @@ def test_a_sketch_never_outlives_its_head(way: str) -> None:
 
 
 def test_a_sketch_that_leaves_too_many_tokens_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_sketch, "_FIRST", 4)
-    monkeypatch.setattr(library_sketch, "_MOST_CLOSE", 0.0)
+    monkeypatch.setattr(sketching, "_FIRST", 4)
+    monkeypatch.setattr(sketching, "_MOST_CLOSE", 0.0)
     model, told = make("llama"), {"max_new_tokens": 24, "do_sample": False}
     made = unspool.generate(model, PROMPTS, **told)
     assert find_sketch(model) is None
@@ -152,13 +152,13 @@ def test_heads_without_a_sketch(bad: float) -> None:
     head = make_head(64, 32, 0)
     head.weight[7, 3] = bad
     assert not HeadSketch(head, library).is_sound or bad == 1e30  # a power of two makes it small
-    assert not can_sketch(Linear(head.weight.half()))
-    assert not can_sketch(Linear(head.weight[:, :31].contiguous()))
-    assert not can_sketch(Linear(head.weight.T))
-    assert not can_sketch(Linear(head.weight[:15]))
+    assert not can_sketch_in_library(Linear(head.weight.half()))
+    assert not can_sketch_in_library(Linear(head.weight[:, :31].contiguous()))
+    assert not can_sketch_in_library(Linear(head.weight.T))
+    assert not can_sketch_in_library(Linear(head.weight[:15]))
     with torch.inference_mode():
         unwatched = head.weight.clone()
-    assert not can_sketch(Linear(unwatched))
+    assert not can_sketch_in_library(Linear(unwatched))
 
 
 def test_a_bias_of_minus_infinity_is_no_token() -> None:

@@ -41,14 +41,11 @@ class Sample:
         return Chosen(tokens[:, None], result.logits)
 
     def launch(self, rows: Rows, num_steps: int) -> torch.Tensor | None:
-        """What the next steps choose (steps, rows), launched together; None if they must be taken one by one, or if
-        that is as fast."""
+        """What the next steps choose (steps, rows), launched together; None if they must be taken one by one."""
         scorer = self._scorer
         if scorer.reader.is_fresh or not (scorer.can_choose and takes_stretches(scorer.reader)):
             return None
         num_steps, choice = self._choices.find(rows, num_steps)
-        if num_steps < (2 if choice is None else 1):
-            return None
         return launch_steps(scorer.reader, rows, num_steps, choice)
 
     def start_choosing(self, rows: Rows, num_steps: int) -> ChosenSteps:

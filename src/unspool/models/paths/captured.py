@@ -32,6 +32,7 @@ from unspool.models.decoder.head import check_positions
 from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.captured_sketch import MOST_SKETCHED, CapturedSketch, can_sketch_captured, make_sketch
 from unspool.models.paths.captured_step import LOGGED, UNIT, CapturedStep, Sources
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
 from unspool.models.weights import WordLinear, find_addresses, iterate_tensors
@@ -87,6 +88,8 @@ class CapturedSteps:
         self._kept_at: list[int] = []  # the addresses in the graphs
         self._seen: weakref.WeakSet[Places] = weakref.WeakSet()  # of passes since weights moved
         self._lock = threading.Lock()
+        self._sketch: CapturedSketch | None = None  # made by the first greedy steps that are launched together
+        self._may_sketch = can_sketch_captured(weights.head)
         self._follow(iterate_tensors(weights))
 
     def _follow(self, weights: Iterable[torch.Tensor]) -> None:
@@ -185,14 +188,34 @@ class CapturedSteps:
         cache, lengths = new.cache, new.cache.lengths
         if not lengths or cache.num_forks > 1 or self._explain_refusal(new) is not None:
             return None
+        if num_steps == 1 and choice is None and not self._may_sketch:
+            return None  # a step alone is as fast: it has its tokens already
         places, num_steps = cache.places(), min(num_steps, LOGGED)
         if places is None or not places.is_plain or places.landing is not None:
             return None
         self._check_longest(max(lengths) + num_steps)
-        return self._run(new, _BRIEF if choice is None else replace(_BRIEF, epilogue=choice), num_steps).likeliest
+        want = _BRIEF if choice is None else replace(_BRIEF, epilogue=choice)
+        return self._run(new, want, num_steps, is_greedy=choice is None or choice.sizes.parts is None).likeliest
 
-    def _run(self, new: Pass, want: Want, num_steps: int = 0) -> Forward:
-        """The result of a pass that can be captured; with `num_steps` that of the first step, and all their tokens."""
+    def _find_sketch(self, shape: PassShape, num_steps: int) -> CapturedSketch | None:
+        """What finds the likeliest tokens of so many steps without all logits; None: nothing does."""
+        if not self._may_sketch or shape.rows > MOST_SKETCHED or not self._can_give_head_input(shape):
+            return None
+        sketch = self._sketch
+        if sketch is not None and sketch.is_current() and sketch.note_rows(shape.rows * num_steps):
+            return sketch
+        with self._lock:
+            if self._sketch is sketch:  # no other thread has been here
+                # A head is sketched once: after a change steps read it again, as they do if too many tokens are left.
+                self._sketch = make_sketch(self._weights.head) if sketch is None else None
+                self._may_sketch = self._sketch is not None
+                for key in [key for key in self._waiting if key[0].is_sketched]:
+                    del self._waiting[key]
+            return self._sketch
+
+    def _run(self, new: Pass, want: Want, num_steps: int = 0, *, is_greedy: bool = False) -> Forward:
+        """The result of a pass that can be captured; with `num_steps` that of the first step, and all their tokens, of
+        which the likeliest alone are wanted if `is_greedy`."""
         tokens, cache, counts = new.tokens, new.cache, new.counts
         assert tokens is not None
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
@@ -215,13 +238,16 @@ class CapturedSteps:
             limits = self._limits if is_lone and want.exit_layer is None else ()
             most_keys = next((limit for limit in limits if starts[0] + max(num_steps, 1) <= limit), 0)
             shape = _shape_pass(places, want, rows, num_new, num_forks, rows_each, most_keys)
+            sketch = self._find_sketch(shape, num_steps) if is_greedy else None
+            if sketch is not None:
+                shape = _sketch_shape(shape)
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):
                 # A step's inputs are written again for the next one, which only its own stream puts after this work.
                 # What a brief pass returns is overwritten by its step's next run, so that must be the same thread's.
                 is_brief = (want.is_brief and not num_steps) or isinstance(shape.epilogue, BeamSizes)
                 owner = threading.get_ident() if is_brief else 0
                 key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
-                step = self._borrow(key)
+                step = self._borrow(key, sketch)
                 forward = step.run(tokens, starts, places, want, sources)
                 if num_steps:
                     forward.likeliest = step.run_on(num_steps - 1)
@@ -251,14 +277,20 @@ class CapturedSteps:
                 self._seen.clear()
             self._seen.add(places)
 
-    def _borrow(self, key: tuple[PassShape, int, int]) -> CapturedStep:
+    def _borrow(self, key: tuple[PassShape, int, int], sketch: CapturedSketch | None) -> CapturedStep:
         with self._lock:
             waiting = self._waiting.get(key)
             if waiting:
                 return waiting.pop()
         with torch.inference_mode():
             body = self._make_body(key[0])
-        return CapturedStep(self._spec, body, self._device, self._dtype, key[0])
+        return CapturedStep(self._spec, body, self._device, self._dtype, key[0], sketch)
+
+    def _can_give_head_input(self, shape: PassShape) -> bool:  # noqa: ARG002 - encoder-decoders ask
+        """Whether the work of a step can end before the head."""
+        from unspool.models.paths.captured_fused import can_fuse
+
+        return can_fuse(self._spec)
 
     def _make_body(self, shape: PassShape) -> Body:
         """The work of a step."""
@@ -288,6 +320,11 @@ def _shape_pass(
         rows_each,
         None if epilogue is None else epilogue.key,
     )
+
+
+@lru_cache(maxsize=256)
+def _sketch_shape(shape: PassShape) -> PassShape:
+    return replace(shape, is_sketched=True)
 
 
 @lru_cache(maxsize=256)

@@ -23,6 +23,7 @@ from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured import explain_no_capture
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.captured_sketch import can_sketch_captured, make_sketch
 from unspool.models.paths.captured_step import CapturedStep
 
 META: Final = torch.device("meta")
@@ -173,4 +174,6 @@ def _launch_step(spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtype)
     from unspool.models.paths.captured_parted import list_limits
 
     shape = PassShape(rows=1, most_keys=min(list_limits(spec, weights, dtype), default=0))
-    CapturedStep(spec, make_body(spec, weights, META, dtype, shape), META, dtype, shape).launch()
+    sketches = [make_sketch(weights.head)] if can_sketch_captured(weights.head) else []
+    for sketch in (None, *sketches):
+        CapturedStep(spec, make_body(spec, weights, META, dtype, shape), META, dtype, shape, sketch).launch()

@@ -18,6 +18,7 @@ from unspool.kernels.gpu.attention.split_attention import HeadShape, SplitAttent
 from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.gpu.attention.turning import find_turns
 from unspool.kernels.gpu.attention.wide_attention import WideAttention
+from unspool.kernels.gpu.sampling.sketch import HeadInput
 from unspool.kernels.key_layout import KeyLayout
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
@@ -43,6 +44,7 @@ class Body(ABC):
     """The step for one number of rows, from the tokens to the logits."""
 
     states: torch.Tensor  # (new tokens * (1 + early layers), hidden): the head's input
+    gives_head_input = False  # whether there is a `run_to_head`
 
     def __init__(
         self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, form: PassShape
@@ -98,6 +100,10 @@ class Body(ABC):
 
         The logits of early layers follow, one layer after the other.
         """
+
+    def run_to_head(self, inputs: StepInputs) -> HeadInput:
+        """Launch a step's work but for the head's: what that reads, valid until the next step."""
+        raise NotImplementedError(f"a {type(self).__name__} multiplies by the head itself; ask `gives_head_input`")
 
     def _keep_early(self, index: int, x: torch.Tensor) -> None:
         """Copy a layer's input, if it is wanted."""

@@ -21,11 +21,12 @@ from unspool.kernels.gpu.products.product import (
 from unspool.kernels.gpu.products.result import Addend
 from unspool.kernels.gpu.products.rows_tilings import MOST_SPLITS
 from unspool.kernels.gpu.products.words_product import unpack_words
+from unspool.kernels.gpu.sampling.sketch import HeadInput
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.captured_body import Body, StepInputs, find_positions
-from unspool.models.paths.captured_norms import norm_arguments, normalise_by
+from unspool.models.paths.captured_norms import describe_head_input, norm_arguments, normalise_by
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding, WordLinear
 
@@ -69,8 +70,19 @@ class FusedBody(Body):
         self._pending: Norm | None = None  # the norm after which `_made` is still to be added to the state
         self._parts: tuple[torch.Tensor, torch.Tensor | None] | None = None  # of a product to be added, and its bias
 
+    gives_head_input = True
+
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
-        weights, shape = self._weights, self._shape
+        self._run_blocks(inputs)
+        self._read_out(logits)
+
+    def run_to_head(self, inputs: StepInputs) -> HeadInput:
+        self._run_blocks(inputs)
+        self._settle()
+        return describe_head_input(self._x, self._weights.final_norm)
+
+    def _run_blocks(self, inputs: StepInputs) -> None:
+        """Launch all but the final norm and the head."""
         self._x, self._spare = self._buffers
         self._begin(inputs)
         self._embed(inputs)
@@ -79,6 +91,10 @@ class FusedBody(Body):
                 self._run_parallel(index, layer, inputs)
             else:
                 self._run_sequential(index, layer, inputs)
+
+    def _read_out(self, logits: torch.Tensor) -> None:
+        """The logits of the state, and of the states of early layers."""
+        weights, shape = self._weights, self._shape
         if not shape.early and not shape.wants_states:
             self._multiply_state(weights.head, weights.final_norm, logits)
             return

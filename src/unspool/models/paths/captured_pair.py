@@ -17,6 +17,7 @@ from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
 from unspool.models.paths.captured import CapturedSteps
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
+from unspool.models.paths.captured_sketch import make_sketch
 from unspool.models.paths.captured_step import CapturedStep, Sources
 from unspool.models.paths.path import Pass
 from unspool.models.weights import iterate_tensors
@@ -45,6 +46,7 @@ class CapturedPairSteps(CapturedSteps):
         self._pair, self._crosses = spec, weights.decoder.crosses
         self._position_table, self._distances = positions, biases
         self._table: torch.Tensor | None = None  # of positions, as it is in the graphs
+        self._fused: dict[PassShape, bool] = {}  # whether a step's kernels are
         self._follow(iterate_tensors(self._crosses))
 
     @property
@@ -118,11 +120,22 @@ class CapturedPairSteps(CapturedSteps):
         """Launch the kernels of a step of one row over a plain cache."""
         shape = PassShape(rows=1, rows_each=1)
         self._check_longest(1)
-        CapturedStep(self._spec, self._make_body(shape), self._device, self._dtype, shape).launch()
+        can_read = self._may_sketch and self._can_give_head_input(shape)
+        for sketch in (None, *([make_sketch(self._weights.head)] if can_read else [])):
+            CapturedStep(self._spec, self._make_body(shape), self._device, self._dtype, shape, sketch).launch()
+
+    def _can_give_head_input(self, shape: PassShape) -> bool:
+        from unspool.models.paths.captured_pair_choice import is_fused
+
+        if shape not in self._fused:
+            self._fused[shape] = is_fused(self._find_parts(), self._dtype, shape)
+        return self._fused[shape]
 
     def _make_body(self, shape: PassShape) -> Body:
         from unspool.models.paths.captured_pair_choice import make_pair_body  # Triton is imported only if a GPU is used
 
+        return make_pair_body(self._find_parts(), self._device, self._dtype, shape)
+
+    def _find_parts(self) -> PairParts:
         biases = [] if self._distances is None else self._distances.tabulate()
-        parts = PairParts(self._pair, self._weights, self._crosses, self._table, biases)
-        return make_pair_body(parts, self._device, self._dtype, shape)
+        return PairParts(self._pair, self._weights, self._crosses, self._table, biases)

@@ -20,11 +20,12 @@ from unspool.kernels.gpu.attention.step_attention import StepAttention
 from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.parts_product import multiply_parts
 from unspool.kernels.gpu.products.product import multiply, multiply_small
+from unspool.kernels.gpu.sampling.sketch import HeadInput
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import CrossWeights
 from unspool.models.paths.captured_body import Body, StepInputs
-from unspool.models.paths.captured_norms import norm_arguments, normalise_by
+from unspool.models.paths.captured_norms import describe_head_input, norm_arguments, normalise_by
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear, Embedding, Norm
@@ -132,7 +133,22 @@ class FusedPairBody(PairBody):
         self._inner = make(spec.ffn_size)
         self._late: Norm | None = None  # the norm that the state has still to go through
 
+    gives_head_input = True
+
     def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+        self._run_blocks(inputs)
+        self._read_out(logits)
+
+    def run_to_head(self, inputs: StepInputs) -> HeadInput:
+        self._run_blocks(inputs)
+        return describe_head_input(self._x, self._find_final(), self._pair.head_scale)
+
+    def _find_final(self) -> Norm | None:
+        """The norm that the head reads the state through."""
+        return self._late if self._late is not None else self._weights.final_norm
+
+    def _run_blocks(self, inputs: StepInputs) -> None:
+        """Launch all but the final norm and the head."""
         weights, parts = self._weights, self._parts
         self._x, self._spare = self._buffers
         self._late = None
@@ -147,12 +163,11 @@ class FusedPairBody(PairBody):
             up = {"activation": self._code, "is_gated": self._pair.is_gated}
             self._multiply_state(layer.up, layer.ffn_norm, self._inner, **up)
             self._add(layer.down, layer.ffn_norm, self._inner)
-        self._read_out(logits)
 
     def _read_out(self, logits: torch.Tensor) -> None:
         """The logits of the state, and the states themselves if they are wanted."""
         weights = self._weights
-        final = self._late if self._late is not None else weights.final_norm
+        final = self._find_final()
         scale = self._pair.head_scale
         if not self._shape.wants_states and scale == 1.0:
             before = norm_arguments(final) if final is not None else {}

@@ -35,6 +35,12 @@ def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, s
     return PairBody(parts, device, dtype, shape)
 
 
+def is_fused(parts: PairParts, dtype: torch.dtype, shape: PassShape) -> bool:
+    """Whether the fastest body for a number of tokens is one of fused kernels."""
+    are_all_small = len(choose_small(parts, shape)) == sum(map(len, _list_products(parts).values()))
+    return are_all_small or _can_fuse(parts, shape) or _can_fuse_rows(parts, dtype, shape)
+
+
 def choose_small(parts: PairParts, shape: PassShape) -> list[AnyLinear]:
     """The products of the blocks that are the fastest by `multiply_small`: all or none, or for one row some.
 

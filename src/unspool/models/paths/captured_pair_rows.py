@@ -12,8 +12,9 @@ import torch
 
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import multiply, multiply_parts
+from unspool.kernels.gpu.sampling.sketch import HeadInput
 from unspool.models.paths.captured_body import StepInputs
-from unspool.models.paths.captured_norms import norm_arguments, normalise_by
+from unspool.models.paths.captured_norms import describe_head_input, norm_arguments, normalise_by
 from unspool.models.paths.captured_pair_blocks import FusedPairBody
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
@@ -27,13 +28,18 @@ class RowsPairBody(FusedPairBody):
         super().__init__(parts, device, dtype, form)
         self._sum: tuple[torch.Tensor, torch.Tensor | None] | None = None  # parts to be added to the state, and a bias
 
-    def run(self, inputs: StepInputs, logits: torch.Tensor) -> None:
+    def run_to_head(self, inputs: StepInputs) -> HeadInput:
+        self._run_blocks(inputs)
+        self._settle()
+        return describe_head_input(self._x, self._find_final(), self._pair.head_scale)
+
+    def _run_blocks(self, inputs: StepInputs) -> None:
         self._sum = None
-        super().run(inputs, logits)
+        super()._run_blocks(inputs)
 
     def _read_out(self, logits: torch.Tensor) -> None:
         head, scale = self._weights.head, self._pair.head_scale
-        final = self._late if self._late is not None else self._weights.final_norm
+        final = self._find_final()
         if final is not None:
             self._norm_state(final, self.states)
         else:

@@ -27,6 +27,7 @@ class PassShape:
     most_keys: int = 0  # of a row, those of the new tokens included; 0: any number
     rows_each: int = 0  # rows that read one source of an encoder; 0 without an encoder
     epilogue: Hashable | None = None  # what follows the pass: an epilogue's `key`
+    is_sketched: bool = False  # nobody reads the logits: the likeliest tokens are found by a sketch of the head
 
     @property
     def num_tokens(self) -> int:

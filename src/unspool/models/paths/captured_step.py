@@ -18,7 +18,9 @@ from unspool.protocols import Forward, Want
 if TYPE_CHECKING:
     from unspool.kernels.gpu.sampling.ends import PassEnd
     from unspool.kernels.gpu.sampling.epilogues import CapturedEpilogue
+    from unspool.kernels.gpu.sampling.sketch import SketchedChoice
     from unspool.models.paths.captured_body import Body
+    from unspool.models.paths.captured_sketch import CapturedSketch
 
 UNIT: Final = 8  # numbers: addresses are multiples of this
 LOGGED: Final = 16  # steps whose tokens a log holds
@@ -42,6 +44,7 @@ class CapturedStep:
         device: torch.device,
         dtype: torch.dtype,
         shape: PassShape,
+        sketch: CapturedSketch | None = None,  # of the head, if the pass is to read one
     ) -> None:
         from unspool.kernels.gpu.attention.packed_attention import (
             count_packed,  # Triton is imported only if a GPU is used
@@ -71,8 +74,12 @@ class CapturedStep:
                 layout=shape.layout,
                 sources=torch.zeros(num_entries, dtype=torch.int64, device=device),
             )
-            self._logits = torch.empty(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
-            self._tops = torch.empty(rows, count_tiles(spec.vocab_size), dtype=torch.float32, device=device)
+            self._sketched: SketchedChoice | None = None  # if there is one, there are no logits
+            if sketch is not None and body.gives_head_input:
+                self._sketched = sketch.make_choice(rows)
+            vocab = spec.vocab_size if self._sketched is None else 0
+            self._logits = torch.empty(num_logits, vocab, dtype=torch.float32, device=device)
+            self._tops = torch.empty(rows, count_tiles(vocab), dtype=torch.float32, device=device)
             # A step's most likely tokens are the next one's input, if it is given no others.
             feeds = shape.num_new == 1 and (shape.epilogue is None or isinstance(shape.epilogue, ChoiceSizes))
             self._likeliest = self._inputs.tokens if feeds else torch.zeros(rows, dtype=torch.int64, device=device)
@@ -136,6 +143,8 @@ class CapturedStep:
         self._fed = None
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
+        if self._sketched is not None:
+            return Forward(self._show(count)[1], path="captured")
         logits, result = epilogue.take(len(starts)) if epilogue is not None else (None, None)
         if logits is not None:  # of the candidates that were kept, or until the next pass
             return Forward(logits, epilogue=result, path="captured")
@@ -255,8 +264,14 @@ class CapturedStep:
 
     def launch(self) -> None:
         """Launch the kernels of the step."""
+        from unspool.kernels.gpu.sampling.captured_choice import CapturedChoice
         from unspool.kernels.gpu.sampling.tokens import take_highest
 
+        if self._sketched is not None:
+            given, lengths = self._body.run_to_head(self._inputs), self._inputs.lengths
+            mask = self._epilogue.mask if isinstance(self._epilogue, CapturedChoice) else None
+            self._sketched.choose(given, self._likeliest, lengths, self._cap, self._log, mask)
+            return
         self._body.run(self._inputs, self._logits)
         own, lengths = self._logits[: self._shape.num_tokens], self._inputs.lengths
         if self._shape.num_new == 1 and self._epilogue is None:

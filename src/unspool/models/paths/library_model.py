@@ -26,7 +26,7 @@ from unspool.models.decoder.mixture import Mixture
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
 from unspool.models.decoder.views import AttentionViews
 from unspool.models.paths.library_narrow import NarrowCopies, Product
-from unspool.models.paths.library_sketch import HeadSketch, can_sketch
+from unspool.models.paths.library_sketch import HeadSketch, can_sketch_in_library
 from unspool.models.weights import (
     AnyEmbedding,
     AnyLinear,
@@ -99,7 +99,7 @@ class DescribedModel:
         """`beside` holds weights that a subclass describes; `narrows` allows copies in fewer bytes."""
         self._may_narrow = narrows
         self._narrow: NarrowCopies | None = None  # made by the first pass
-        self._may_sketch = narrows and spec.logit_softcap is None and can_sketch(weights.head)
+        self._may_sketch = narrows and spec.logit_softcap is None and can_sketch_in_library(weights.head)
         self._sketch: HeadSketch | None = None  # made by the first greedy steps
         self._spec = spec
         self._weights = weights

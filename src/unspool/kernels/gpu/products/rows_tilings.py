@@ -15,6 +15,8 @@ from unspool.kernels.gpu.products.words import WordKind
 MOST_ROWS: Final = 256  # more rows than this multiply an unpacked copy of the matrix
 _MOST_PLAIN: Final = 64  # rows of a product of plain numbers
 _WIDE: Final = 65_536  # outputs: a head
+_ALIGNED: Final = 8  # outputs: cuBLAS is two to six times slower if their number is no multiple of it,
+_UNEVEN: Final = 16_384  # which was measured for heads of at least so many
 _FEW: Final = 8  # rows
 _SOME: Final = 16  # rows: up to here a program's products are small ones
 _MANY: Final = 64  # rows
@@ -105,10 +107,13 @@ def _count_splits(outputs: int, inputs: int, num_rows: int, rows: int, tile: _Ti
 
 def _choose_plain(outputs: int, inputs: int, num_rows: int, *, is_gated: bool, is_split: bool) -> RowsTiling | None:
     """The tiling of a matrix of plain numbers; None if cuBLAS is faster, or the numbers make no whole tiles."""
-    if num_rows > _MOST_PLAIN or inputs % _WIDTH:
+    is_uneven = outputs >= _UNEVEN and outputs % _ALIGNED > 0 and _has_large_memory()
+    if inputs % _WIDTH or num_rows > (MOST_ROWS if is_uneven else _MOST_PLAIN):
         return None
+    if num_rows > _MOST_PLAIN:
+        return RowsTiling(2 * _MANY, 128, 64, 1, 8, 3)
     rows = 8 if num_rows <= _FEW else max(_SOME, 1 << (num_rows - 1).bit_length())
-    is_head, is_few = outputs >= _WIDE, rows <= _SOME
+    is_head, is_few = outputs >= _WIDE or is_uneven, rows <= _SOME
     if is_head and not (is_few and starts_early()):  # ours writes float32: cuBLAS' needs a pass over the logits more
         return RowsTiling(rows, 64, 128 if is_few else 64, 1, 4, 4 if is_few else 5)
     if not starts_early() or not (is_few or is_gated or is_split):

@@ -104,6 +104,11 @@ class CapturedChoice:
         for part, held in self._settings.items():
             held.give(choice.settings[part])
 
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Where a pass that finds the likeliest tokens by itself reads which are forbidden (vocab,); None: none is."""
+        return self._mask.values if self._sizes.is_masked else None
+
     def finish(self, end: PassEnd) -> None:
         """Launch the choice after a pass over one token of every row."""
         assert end.log is not None

@@ -85,6 +85,17 @@ def _find_highest(LOGITS, TOPS, cap, V, HAS_CAP: tl.constexpr, TILE: tl.constexp
     tl.store(TOPS + row * tl.num_programs(1) + tile, tl.max(logits, 0))
 
 
+@triton.jit
+def enter_row(row, token, TOKENS, LENGTHS, LOG, num_logged):
+    """Enter what a program's row chose where the next pass reads it and in the log, and increment its length."""
+    tl.store(TOKENS + row, token)
+    length = tl.load(LENGTHS + row)
+    tl.store(LENGTHS + row, tl.where(length >= 0, length + 1, length))
+    if num_logged > 0:
+        line = tl.maximum(length, 0) % num_logged
+        tl.store(LOG + line * tl.num_programs(0) + row, token)
+
+
 @triton.jit(do_not_specialize=["num_logged"])
 def _take_highest(
     LOGITS, TOPS, TOKENS, LENGTHS, LOG, V, num_tiles, num_logged,
@@ -102,12 +113,7 @@ def _take_highest(
     num_missing = tl.sum((logits != logits).to(tl.int32), 0)
     token = tile * TILE + tl.argmax(logits, 0)
     token = tl.where((highest > float("-inf")) & (num_missing == 0), token, -1)
-    tl.store(TOKENS + row, token.to(tl.int64))
-    length = tl.load(LENGTHS + row)
-    tl.store(LENGTHS + row, tl.where(length >= 0, length + 1, length))
-    if num_logged > 0:
-        line = tl.maximum(length, 0) % num_logged
-        tl.store(LOG + line * tl.num_programs(0) + row, token.to(tl.int64))
+    enter_row(row, token.to(tl.int64), TOKENS, LENGTHS, LOG, num_logged)
 
 
 def take_highest(
