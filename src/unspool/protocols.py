@@ -97,6 +97,9 @@ class Want:
     epilogue: Epilogue | None = None  # what follows the pass; one that does it sets `Forward.epilogue`
     # What is returned is read at once, by one thread and without changing it: it may be overwritten by the next pass.
     is_brief: bool = False
+    # Nobody reads the logits of a pass that finds the likeliest tokens: it may find them in another way, and return
+    # logits without columns.
+    likeliest_only: bool = False
 
 
 LAST = Want()
@@ -117,7 +120,7 @@ class TokenLog(Protocol):
 class Forward:
     """What a forward pass returned."""
 
-    logits: torch.Tensor  # (rows, vocab) for "last"; (rows, new, vocab) for "all"
+    logits: torch.Tensor  # (rows, vocab) for "last"; (rows, new, vocab) for "all"; (rows, 0) if `likeliest_only` let it
     hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then one per layer: (rows, new, hidden)
     attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, new, keys)
     cross_attentions: tuple[torch.Tensor, ...] | None = None  # one per layer: (rows, heads, new, source)

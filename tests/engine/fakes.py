@@ -13,6 +13,7 @@ from tests.fakes import FakeEncoderDecoder, FakeLayers, FakeModel, make_tokenize
 from unspool.api import LanguageModel
 from unspool.cache import KeyShape
 from unspool.config import GenerationConfig
+from unspool.decoding.select import take_likeliest
 from unspool.loading.model import LoadedParts
 
 SHAPE = KeyShape(num_layers=1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
@@ -30,6 +31,19 @@ class Slow(Fake):
     def forward(self, *args: Any, **named: Any) -> Any:
         time.sleep(0.002)
         return super().forward(*args, **named)
+
+
+class Terse(Fake):
+    """A model that tells the likeliest tokens alone where nobody else is asked for, as captured steps do."""
+
+    num_told = 0
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        forward = super().forward(*args, **named)
+        if named["want"].likeliest_only:
+            self.num_told += 1
+            forward.likeliest, forward.logits = take_likeliest(forward.logits), forward.logits[:, :0]
+        return forward
 
 
 class FakeWithLayers(FakeLayers):

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 import unspool
 from tests.conformance.cases import GOLDENS, load_model
-from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, FakeWithLayers, make_lm
+from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, FakeWithLayers, Terse, make_engine, make_lm
 from unspool.api import LanguageModel
 from unspool.engine.memory import BlockLayout, count_position_bytes
+from unspool.engine.passes import Passes
 from unspool.kernels import sending
+
+make_passes = Passes.__init__
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -147,6 +150,35 @@ def test_any_mix_of_a_fake_model(data: st.DataObject) -> None:
 @given(st.data())
 def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
     run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_any_mix_of_a_model_whose_greedy_steps_have_no_logits(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans()):  # as on a GPU: prompts are not read with steps
+            patch.setattr(Passes, "__init__", lambda self, memory, *, mixes: make_passes(self, memory, mixes=False))
+        run_mix(data, make_lm(Terse()), REQUESTS, 400)
+
+
+def test_greedy_rows_are_joined_by_all_others() -> None:
+    """Rows that have no logits are in one step with rows whose first tokens are drawn, or reported, or greedy too."""
+    model = Terse()
+    lm = make_lm(model)
+    others = [{}, {"do_sample": True, "seed": 3}, {"logprobs": 2}, {"repetition_penalty": 1.5}, {"num_beams": 2}]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Passes, "__init__", lambda self, memory, *, mixes: make_passes(self, memory, mixes=False))
+        for other in others:
+            with make_engine(lm) as engine:
+                first = engine.submit([5, 6, 7], max_new_tokens=60, eos_token_id=None)
+                stream = iter(first)
+                for _ in range(3):
+                    next(stream)
+                told = model.num_told
+                second = engine.submit([9, 8], max_new_tokens=9, **other)
+                check(second.result(30), lm.generate([9, 8], max_new_tokens=9, **other))
+                check(first.result(30), lm.generate([5, 6, 7], max_new_tokens=60, eos_token_id=None))
+                assert told > 0
 
 
 @settings(max_examples=10, deadline=None)

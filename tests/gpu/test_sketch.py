@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conformance.cases import GOLDENS
 from tests.gpu.kernel_checks import DEVICE, DTYPES, HAS_GPU, needs_gpu, pytestmark
 from tests.gpu.models import make_model
 from tests.gpu.test_captured_choice import check, launched
 from tests.gpu.test_captured_pairs import draw_sources, load
+from tests.gpu.test_engine import ASKED, PROMPTS
 
 import unspool
 from unspool.models.paths import captured_sketch, sketching
@@ -214,3 +216,21 @@ def test_a_sketch_that_leaves_too_many_tokens_is_given_up(
     assert count > 0 and max(launched) > 1
     assert unspool.generate(model, ids, **asked).tolist() == found
     assert len(sketched) == 1 and sketched[0]._count.item() == count
+
+
+@needs_gpu
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_an_engine_chooses_the_same(is_mixed: bool, sketched: list[CapturedSketch]) -> None:
+    """Greedy rows alone, and with rows of other kinds that come and go beside them."""
+    lm = unspool.load(GOLDENS / "models" / "llama", device="cuda", dtype=torch.float32)
+    asked = [ASKED[place % len(ASKED)] if is_mixed and place % 3 else {"max_new_tokens": 40} for place in range(24)]
+    with unspool.Engine(lm) as engine:
+        first = engine.submit(PROMPTS[0], max_new_tokens=60, eos_token_id=None)
+        next(iter(first))
+        requests = [engine.submit(prompt, **one) for prompt, one in zip(PROMPTS, asked, strict=True)]
+        found = [request.result(60).token_ids for request in requests]
+        whole = first.result(60).token_ids
+    assert len(sketched) == 1 and sketched[0]._count.item() > 0
+    lm.model.find_path("captured")._may_sketch = False
+    assert found == [lm.generate(prompt, **one).token_ids for prompt, one in zip(PROMPTS, asked, strict=True)]
+    assert whole == lm.generate(PROMPTS[0], max_new_tokens=60, eos_token_id=None).token_ids

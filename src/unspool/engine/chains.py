@@ -21,7 +21,7 @@ class Step:
     """What a step's rows are chosen from."""
 
     rows: Rows
-    parts: Sequence[torch.Tensor]  # what passes returned for one part of the rows after the other: (some, vocab)
+    parts: Sequence[torch.Tensor]  # what passes returned for one part of the rows after the other: (some, vocab or 0)
     likeliest: torch.Tensor | None  # (rows,), where the passes found it for all rows
     _logits: torch.Tensor | None = None
     _uniforms: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -31,7 +31,10 @@ class Step:
     def logits(self) -> torch.Tensor:
         """What is chosen from (rows, vocab), as float32; made if somebody asks, since greedy rows do not."""
         if self._logits is None:
-            self._logits = (self.parts[0] if len(self.parts) == 1 else torch.cat(list(self.parts))).float()
+            parts, width = self.parts, max(part.shape[1] for part in self.parts)
+            # Rows without logits are greedy ones, whose likeliest tokens are known.
+            parts = [part if part.shape[1] == width else part.new_zeros(len(part), width) for part in parts]
+            self._logits = (parts[0] if len(parts) == 1 else torch.cat(parts)).float()
         return self._logits
 
     @property

@@ -22,6 +22,7 @@ from unspool.decoding.among import PlainParts
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.record import fetch_logprobs
 from unspool.decoding.rows import Rows
+from unspool.decoding.select import take_likeliest
 from unspool.engine.chains import Chain, JoinedDraw, Step
 from unspool.engine.flights import Flight, Landed, Lineup, PlainRow, Runway
 from unspool.kernels.sending import send
@@ -30,7 +31,7 @@ from unspool.protocols import LAST, Ask, Forward, Model, Want
 OnLeave = Callable[["PlainRow", list[int], int], None]
 """Called with a row that leaves, its blocks, and how many positions they hold."""
 
-BRIEF: Final = Want(is_brief=True)
+LIKELIEST: Final = Want(is_brief=True, likeliest_only=True)
 _PAD = 0  # stands where a row has no token; processors get what is padding
 
 
@@ -76,7 +77,7 @@ class PlainRows:
         self._runway = Runway()
         self._lineup: Lineup | None = None  # the members' rows, until others come or somebody begins to wait for them
         self._has_listeners = False  # somebody has begun to
-        self._is_brief = False  # nobody changes or keeps what passes return
+        self._is_brief = False  # nobody changes or keeps what passes return, or reads more than the likeliest tokens
         self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
         self._reported: dict[int, list[int]] = {}  # by how many are wanted: places whose log-probabilities are
         self._reported_at: dict[int, slice | torch.Tensor] = {}  # the same as a part of all rows, or on the device
@@ -105,7 +106,7 @@ class PlainRows:
         tokens = self._rows.newest if self._fed is None else self._fed
         if tokens is None:
             tokens, _ = self._rows.unread(self.cache.lengths)
-        return Ask(self._model, self.cache, tokens, None, BRIEF if self._is_brief else LAST)
+        return Ask(self._model, self.cache, tokens, None, LIKELIEST if self._is_brief else LAST)
 
     def listen(self) -> None:
         """Look again whose tokens are waited for; from any thread."""
@@ -121,6 +122,8 @@ class PlainRows:
         likeliest = [] if forward is None else [forward.likeliest]
         for arrival in self._arrivals:
             picked = _pick_rows(arrival)
+            if picked.likeliest is None and forward is not None and not forward.logits.shape[1]:
+                picked.likeliest = take_likeliest(picked.logits.float())  # of the others nothing else is known
             logits.append(picked.logits)
             likeliest.append(picked.likeliest)
         if not logits:

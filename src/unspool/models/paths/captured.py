@@ -170,7 +170,8 @@ class CapturedSteps:
         """Read tokens (rows, new), and advance the cache; or why this can't be a captured step."""
         if (refusal := self._explain_refusal(new)) is not None:
             return refusal
-        forward, tokens, want = self._run(new, new.want), new.tokens, new.want
+        tokens, want = new.tokens, new.want
+        forward = self._run(new, want, is_greedy=want.likeliest_only and want.is_brief)
         assert tokens is not None
         if want.logits == "all":
             rows = tokens.shape[0] // new.cache.num_forks
@@ -199,10 +200,12 @@ class CapturedSteps:
 
     def _find_sketch(self, shape: PassShape, num_steps: int) -> CapturedSketch | None:
         """What finds the likeliest tokens of so many steps without all logits; None: nothing does."""
-        if not self._may_sketch or shape.rows > MOST_SKETCHED or not self._can_give_head_input(shape):
+        if not self._may_sketch or not shape.is_plain_step or shape.rows > MOST_SKETCHED:
+            return None
+        if not self._can_give_head_input(shape):
             return None
         sketch = self._sketch
-        if sketch is not None and sketch.is_current() and sketch.note_rows(shape.rows * num_steps):
+        if sketch is not None and sketch.is_current() and sketch.note_rows(shape.rows * max(num_steps, 1)):
             return sketch
         with self._lock:
             if self._sketch is sketch:  # no other thread has been here

@@ -30,6 +30,11 @@ class PassShape:
     is_sketched: bool = False  # nobody reads the logits: the likeliest tokens are found by a sketch of the head
 
     @property
+    def is_plain_step(self) -> bool:
+        """Whether one token of every row is read, for the logits after it alone."""
+        return self.num_new == 1 and not self.early and not self.wants_states
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of all rows."""
         return self.rows * self.num_new

@@ -144,15 +144,12 @@ class CapturedStep:
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
         if self._sketched is not None:
-            return Forward(self._show(count)[1], path="captured")
+            return self._feed(count)
         logits, result = epilogue.take(len(starts)) if epilogue is not None else (None, None)
         if logits is not None:  # of the candidates that were kept, or until the next pass
             return Forward(logits, epilogue=result, path="captured")
         if want.is_brief and shape.num_new == 1 and not (shape.early or shape.wants_states or epilogue):
-            _, logits, likeliest = self._show(count)
-            self._fed = likeliest[:, None]  # another one in each run: whoever brings it has the last one's
-            log = self if self._log is not None else None
-            return Forward(logits, likeliest=likeliest, fed=self._fed, log=log, path="captured")
+            return self._feed(count)
         _, shown, found = self._show(count)
         forward = Forward(shown.clone(), epilogue=result, path="captured")
         if shape.num_new == 1:
@@ -163,6 +160,13 @@ class CapturedStep:
         if shape.wants_states:
             forward.last_states = self._body.states[:count].clone()
         return forward
+
+    def _feed(self, count: int) -> Forward:
+        """The result of a brief pass: logits and likeliest tokens where they are, these as the next pass's input too."""
+        _, logits, likeliest = self._show(count)
+        self._fed = likeliest[:, None]  # another one in each run: whoever brings it has the last one's
+        log = self if self._log is not None else None
+        return Forward(logits, likeliest=likeliest, fed=self._fed, log=log, path="captured")
 
     def _show(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The parts of inputs, logits and likeliest that belong to so many tokens; kept for the next run."""
