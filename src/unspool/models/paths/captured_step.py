@@ -162,7 +162,7 @@ class CapturedStep:
         return forward
 
     def _feed(self, count: int) -> Forward:
-        """The result of a brief pass: logits and likeliest tokens where they are, these as the next pass's input too."""
+        """The result of a brief pass: logits and likeliest tokens where they are, these as the next one's input too."""
         _, logits, likeliest = self._show(count)
         self._fed = likeliest[:, None]  # another one in each run: whoever brings it has the last one's
         log = self if self._log is not None else None
