@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -10,12 +11,14 @@ from unspool.kernels.gpu.products.activations import CODES
 from unspool.kernels.gpu.products.parallel_product import Branch
 from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import (
+    find_few_tiling,
     find_order,
     find_parts_tiling,
     multiply,
     multiply_beside,
     multiply_both,
     multiply_parts,
+    multiply_small,
     takes_addends,
 )
 from unspool.kernels.gpu.products.result import Addend
@@ -34,6 +37,7 @@ from unspool.models.weights import AnyLinear, Linear, Norm, WordEmbedding, WordL
 PARTED_WORDS: Final = range(2, 65)
 PARTED_NUMBERS: Final = (*range(3, 9), *range(17, 65))
 MOST_PARTS_OF_NUMBERS: Final = 2
+SMALL_ROWS: Final = range(2, 9)  # tokens that small matrices are multiplied with by a kernel of their own
 
 
 def can_fuse(spec: DecoderSpec) -> bool:
@@ -49,8 +53,26 @@ def can_fuse(spec: DecoderSpec) -> bool:
     )
 
 
+def are_small(layers: Sequence[Layer], num_tokens: int, spec: DecoderSpec) -> bool:
+    """Whether all matrices of the blocks are so small that `few_product` multiplies so many tokens by them."""
+
+    def find(linear: AnyLinear, *, has_norm: bool = False, is_gated: bool = False) -> bool:
+        tiling = find_few_tiling(linear.operand, num_tokens, has_norm=has_norm, is_gated=is_gated)
+        return isinstance(linear, Linear) and tiling is not None
+
+    return all(
+        layer.mixture is None
+        and find(layer.qkv, has_norm=layer.attn_norm is not None)
+        and find(layer.up, has_norm=layer.ffn_norm is not None, is_gated=spec.is_gated)
+        and find(layer.out)
+        and find(layer.down)
+        for layer in layers
+    )
+
+
 class FusedBody(Body):
-    """Five kernels per layer for one row: norms before and residuals after the products are part of them."""
+    """Five kernels per layer for one row, and for a few if matrices are small: norms before and residuals after the
+    products are part of them."""
 
     def __init__(
         self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, shape: PassShape
@@ -69,6 +91,7 @@ class FusedBody(Body):
         self._made = make(spec.hidden_size)
         self._pending: Norm | None = None  # the norm after which `_made` is still to be added to the state
         self._parts: tuple[torch.Tensor, torch.Tensor | None] | None = None  # of a product to be added, and its bias
+        self._are_small = shape.num_tokens in SMALL_ROWS and are_small(self._layers, shape.num_tokens, spec)
 
     gives_head_input = True
 
@@ -206,6 +229,12 @@ class FusedBody(Body):
 
     def _multiply_state(self, linear: AnyLinear, norm: Norm | None, out: torch.Tensor, **after: Any) -> None:
         """A product of the state, after a norm."""
+        if self._are_small and linear is not self._weights.head:
+            self._settle()
+            before = norm_arguments(norm) if norm is not None else {}
+            after.pop("order", None)  # of packed numbers
+            multiply_small(linear.operand, self._x, out, bias=linear.bias, **before, **after)
+            return
         addend = None
         if self._pending is not None and takes_addends(linear.operand, self._shape.num_tokens):
             assert self._pending.weight is not None
@@ -239,6 +268,7 @@ class FusedBody(Body):
         most = MOST_SPLITS if is_packed else MOST_PARTS_OF_NUMBERS
         is_parted = (
             self._attend_rows.takes_parts
+            and not self._are_small
             and self._shape.num_tokens in (PARTED_WORDS if is_packed else PARTED_NUMBERS)
             and linear.bias is None
             and not self._spec.norms_heads_apart
@@ -265,16 +295,25 @@ class FusedBody(Body):
         """Add a product to the state, normalised if the block has a norm there: by the product that reads it next."""
         self._settle()
         if norm is None:
-            parts = multiply_parts(linear.operand, y, is_arranged=is_arranged)
+            parts = None if self._are_small else multiply_parts(linear.operand, y, is_arranged=is_arranged)
             if parts is not None:
                 self._parts = parts, linear.bias
             else:
-                multiply(linear.operand, y, self._x, bias=linear.bias, adds=True, is_arranged=is_arranged)
+                self._multiply(linear, y, self._x, adds=True, is_arranged=is_arranged)
             return
-        multiply(linear.operand, y, self._made, bias=linear.bias, is_arranged=is_arranged)
+        self._multiply(linear, y, self._made, is_arranged=is_arranged)
         self._pending = norm
         if norm.is_layer:
             self._settle()
+
+    def _multiply(
+        self, linear: AnyLinear, y: torch.Tensor, out: torch.Tensor, *, is_arranged: bool, **after: Any
+    ) -> None:
+        """A product of a block that reads no norm."""
+        if self._are_small:
+            multiply_small(linear.operand, y, out, bias=linear.bias, **after)
+        else:
+            multiply(linear.operand, y, out, bias=linear.bias, is_arranged=is_arranged, **after)
 
     def _settle(self) -> None:
         """Add what is still to be added to the state."""

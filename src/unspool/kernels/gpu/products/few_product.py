@@ -63,7 +63,7 @@ def choose_few_tiling(weight: torch.Tensor, num_rows: int, *, has_norm: bool, is
         return None
     if num_rows > MOST_ROWS or outputs % OUTPUTS or inputs > _LONGEST or weight.numel() > _MOST_NUMBERS:
         return None
-    for warps in (8, 4) if inputs <= _SHORT else (16, 8):
+    for warps in (8, 4, 2) if inputs <= _SHORT else (16, 8, 4):
         columns = _WIDEST
         while columns >= _NARROWEST:
             if inputs % (warps * columns) == 0:
