@@ -311,10 +311,10 @@ def test_captured_steps_are_as_near_as_torchs(
 
     small, multiply = 0, captured_pair_blocks.multiply_small
 
-    def count(*args: Any, **around: Any) -> None:
+    def count(weight: torch.Tensor, *args: Any, **around: Any) -> None:
         nonlocal small
-        small += 1
-        multiply(*args, **around)
+        small += weight.is_cuda  # otherwise the kernels of one row are compiled ahead
+        multiply(weight, *args, **around)
 
     monkeypatch.setattr(captured_pair_blocks, "multiply_small", count)
     source = draw_sources(name, rows, 30)
@@ -337,7 +337,8 @@ def test_captured_steps_are_as_near_as_torchs(
     exact = read(torch.float64, "eager")
     captured, eager = (float((read(dtype, path) - exact).norm() / exact.norm()) for path in ("captured", "eager"))
     assert captured < 1.5 * eager + {torch.float32: 5e-5, torch.bfloat16: 1e-3}[dtype]
-    is_fit = name in WIDE and dtype == torch.bfloat16 and starts_early()
+    is_fit = name in WIDE or (rows == 1 and "t5" not in name)  # of which some have a tiling, if not all
+    is_fit = is_fit and dtype == torch.bfloat16 and starts_early()
     assert bool(small) == is_fit
 
 
