@@ -17,7 +17,6 @@ from tests.decoding.speculative.tokenizer_fakes import PAIRS, make_byte_level, m
 from tests.fakes import FakeModel, pad_left
 from unspool import StoppingCriteria, generate, stream
 from unspool.cache import ROLL_BACK, DynamicCache
-from unspool.errors import UnsupportedError
 from unspool.text import Tokenizer
 
 TEXTS = ["the cat and the cat", "a", "hello world é日", "stop stopping\n\nstop", "aaaaaab"]
@@ -236,14 +235,25 @@ def test_a_draft_models_context_ends_its_drafts_not_the_text(do_sample: bool) ->
         assert output.sequences.tolist() == generate(target, **call).tolist()
 
 
-def test_a_draft_models_cache_must_roll_back() -> None:
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_draft_model_that_keeps_states_reads_its_text_again(rows: int, do_sample: bool) -> None:
     class Forgetful(DynamicCache):
         can = DynamicCache.can - {ROLL_BACK}
 
+    made = []
+
+    def open_cache(*_: Any, **__: Any) -> Forgetful:
+        made.append(Forgetful())
+        return made[-1]
+
     target, drafter, own = set_up("merges")
-    drafter["assistant_model"].new_cache = lambda *_, **__: Forgetful()
-    with pytest.raises(UnsupportedError, match="its cache can't roll back so far"):
-        generate(target, **encode(own, 1), **drafter, max_new_tokens=3)
+    asked = {**encode(own, rows), "max_new_tokens": 24, "do_sample": do_sample, "seed": 3}
+    expected = generate(target, **asked, **drafter, return_dict_in_generate=True)
+    drafter["assistant_model"].new_cache = open_cache
+    found = generate(target, **asked, **drafter, return_dict_in_generate=True)
+    assert found.sequences.tolist() == expected.sequences.tolist() and len(made) > 1
+    assert found.speculation.accepted == expected.speculation.accepted
 
 
 # --- the real model ----------------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ REFUSED = (
     "This model does not support the quantized cache",  # the object's forward over its own cache
     "FSMT.* would read the empty columns of a static cache",
     "embeddings and the other prompt's tokens are read in two passes",  # guidance, and states of one pass
-    "its cache can't roll back so far",  # the states of a draft model that has another tokenizer
     "reads the source with an encoder of its own",  # a draft model, which was not given the source
     "past_key_values (are what a beam search left|hold . rows and the prompt has)",
     "so its inputs belong to the prompts alone",  # guidance of an object whose own cache or states are returned

@@ -147,11 +147,14 @@ def make_draft_model(context: DrafterContext) -> Drafter:
 def _make_model_drafter(context: DrafterContext) -> Drafter:
     plan, scorer, assistant = context.plan, context.scorer, context.assistant
     assert assistant is not None
-    cache = _new_cache(assistant, context)
-    reader = Reader(assistant, cache, answer=scorer.reader.answer)
+
+    def open_reader(num_rows: int) -> Reader:
+        return Reader(assistant, _new_cache(assistant, context, num_rows), answer=scorer.reader.answer)
+
     if context.vocabularies is not None:
-        rows = DraftRows(reader, len(context.rows))
+        rows = DraftRows(open_reader, len(context.rows))
         return _make_translating(plan, context.drafting, rows, context.vocabularies, scorer)
+    reader = open_reader(len(context.rows))
     confidence = Confidence(context.drafting.confidence)
     return DraftModel(reader, scorer, do_sample=plan.do_sample, confidence=confidence, ends=plan.eos_token_ids)
 
@@ -163,12 +166,6 @@ def _make_translating(
 
     If both have the same tokens under other numbers, nothing is gained by going through text.
     """
-    if ROLL_BACK not in rows.can:
-        raise UnsupportedError(
-            "`assistant_model` has another tokenizer than the model, so the end of its text is read again whenever a "
-            "new token changes how it is cut, and its cache can't roll back so far; use a draft model with the model's "
-            "own tokenizer"
-        )
     confidence = Confidence(drafting.confidence)
     if plan.do_sample or drafting.relation == "renumbered":
         return SharedVocabulary(
@@ -183,13 +180,13 @@ def _make_translating(
     return UniversalDraft(rows, vocabularies.drafts, translate, confidence)
 
 
-def _new_cache(assistant: Model, context: DrafterContext) -> Cache:
-    """An empty cache of the draft model, with what an encoder-decoder reads."""
+def _new_cache(assistant: Model, context: DrafterContext, num_rows: int) -> Cache:
+    """An empty cache of the draft model for so many rows, with what an encoder-decoder reads."""
     rows, reader, copies = context.rows, context.scorer.reader, context.plan.copies
     capacity, source = max(rows.lengths) + CAPACITY_AHEAD, context.prompts.source
     if source is None:
         opened = None if reader.open_draft_cache is None else reader.open_draft_cache(assistant)
-        return assistant.new_cache("dynamic", len(rows), capacity) if opened is None else opened
+        return assistant.new_cache("dynamic", num_rows, capacity) if opened is None else opened
     encoded = encode_draft(assistant, reader.model, source, context.encoded, reader.answer_source)
     cache = assistant.new_cache("dynamic", len(source.lengths), capacity, encoded=encoded)
     if copies > 1:
