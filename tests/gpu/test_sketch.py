@@ -187,14 +187,34 @@ def test_an_encoder_decoder_chooses_the_same(
     assert [sketch._count.item() > 0 for sketch in sketched] == [True] * is_fused
 
 
+def test_a_change_of_the_head_is_seen() -> None:
+    for change in (
+        lambda weight: weight.neg_(),
+        lambda weight: weight.data.neg_(),
+        lambda weight: weight.data[9].add_(1),
+    ):
+        head = draw(4500, torch.float32)
+        sketch = make_sketch(head)
+        assert sketch is not None and sketch.is_same(begins=True)
+        change(head.weight)
+        assert not sketch.is_same(begins=True)
+        assert sketch.is_same(begins=False) == sketch.is_current()  # looked at a moment ago
+        sketch._compared_at -= 2.0
+        assert not sketch.is_same(begins=False)
+
+
 @needs_gpu
-def test_a_head_that_changes_is_read_again(sketched: list[CapturedSketch], launched: list[int]) -> None:
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_head_that_changes_is_read_again(
+    is_counted: bool, sketched: list[CapturedSketch], launched: list[int]
+) -> None:
     model = make_model(None, torch.float32)
     ids = torch.randint(3, 90, (1, 7), generator=torch.Generator().manual_seed(1)).cuda()
     asked: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": None, "do_sample": False}
     before = unspool.generate(model, ids, **asked).tolist()
     with torch.no_grad():
-        model.weights.head.weight.neg_()
+        weight = model.weights.head.weight
+        (weight if is_counted else weight.data).neg_()
     after = unspool.generate(model, ids, **asked).tolist()
     fresh = make_model(None, torch.float32)
     with torch.no_grad():

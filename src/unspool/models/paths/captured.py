@@ -198,14 +198,14 @@ class CapturedSteps:
         want = _BRIEF if choice is None else replace(_BRIEF, epilogue=choice)
         return self._run(new, want, num_steps, is_greedy=choice is None or choice.sizes.parts is None).likeliest
 
-    def _find_sketch(self, shape: PassShape, num_steps: int) -> CapturedSketch | None:
+    def _find_sketch(self, shape: PassShape, num_steps: int, *, begins: bool) -> CapturedSketch | None:
         """What finds the likeliest tokens of so many steps without all logits; None: nothing does."""
         if not self._may_sketch or not shape.is_plain_step or shape.rows > MOST_SKETCHED:
             return None
         if not self._can_give_head_input(shape):
             return None
         sketch = self._sketch
-        if sketch is not None and sketch.is_current() and sketch.note_rows(shape.rows * max(num_steps, 1)):
+        if sketch is not None and sketch.is_same(begins=begins) and sketch.note_rows(shape.rows * max(num_steps, 1)):
             return sketch
         with self._lock:
             if self._sketch is sketch:  # no other thread has been here
@@ -233,7 +233,8 @@ class CapturedSteps:
                 cache.end()
             places = cache.places()
             assert places is not None
-            if places not in self._seen:
+            is_new = places not in self._seen
+            if is_new:
                 self._follow_moves(places)
             sources = self._find_sources(cache)
             rows_each = 0 if sources is None else rows // len(sources.lengths)
@@ -241,7 +242,9 @@ class CapturedSteps:
             limits = self._limits if is_lone and want.exit_layer is None else ()
             most_keys = next((limit for limit in limits if starts[0] + max(num_steps, 1) <= limit), 0)
             shape = _shape_pass(places, want, rows, num_new, num_forks, rows_each, most_keys)
-            sketch = self._find_sketch(shape, num_steps) if is_greedy else None
+            # An engine's cache moves with every block that it takes, and its steps must not wait for the device.
+            begins = is_new and num_steps > 0
+            sketch = self._find_sketch(shape, num_steps, begins=begins) if is_greedy else None
             if sketch is not None:
                 shape = _sketch_shape(shape)
             with nullcontext() if self._is_current_device() else torch.cuda.device(self._device):

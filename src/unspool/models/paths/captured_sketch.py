@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -19,6 +20,7 @@ _OF_FREE_MEMORY: Final = 1 / 16  # that a sketch may take
 _AT_ONCE: Final = 1 << 26  # numbers that are rounded at a time
 _FIRST_LOOK, _LAST_LOOK = 64, 4096  # rows after which the tokens that were left are counted: it waits for the device
 _LEAST_SCALE: Final = 1e-30
+_SECONDS_UNSEEN: Final = 1.0
 
 
 class CapturedSketch(SketchedHead):
@@ -29,6 +31,22 @@ class CapturedSketch(SketchedHead):
         self._sketch = sketch
         self._count = torch.zeros(1, dtype=torch.int64, device=head.weight.device)
         self._num_rows, self._num_found, self._look = 0, 0, _FIRST_LOOK
+        self._sample, self._compared_at = self._take_sample().clone(), time.monotonic()
+
+    def is_same(self, *, begins: bool) -> bool:
+        """Whether the head has not moved or changed. What is written through `.data` has no version, so one number of
+        every row is compared too where a text begins, or else each second: this waits for the device."""
+        if not self.is_current():
+            return False
+        now = time.monotonic()
+        if not begins and now - self._compared_at < _SECONDS_UNSEEN:
+            return True
+        self._compared_at = now
+        return torch.equal(self._sample, self._take_sample())
+
+    def _take_sample(self) -> torch.Tensor:
+        weight = self._head.weight.detach()
+        return weight.view(-1)[:: weight.shape[1] + 1]
 
     def make_choice(self, rows: int) -> SketchedChoice:
         """The kernels of a captured step of so many rows."""
