@@ -152,7 +152,7 @@ def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
     run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_any_mix_of_a_model_whose_greedy_steps_have_no_logits(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
