@@ -112,6 +112,18 @@ def _multiply_words(words, x, total):
 
 
 @triton.jit
+def _load_factors(SCALES, REACHES, BIAS, rn, is_token, V, BN: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """What a sketch has of a program's tokens beside its numbers: no kernel writes it, so it is loaded early."""
+    bias = tl.zeros((BN,), tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(BIAS + rn, mask=is_token, other=0.0).to(tl.float32)
+    scales = tl.load(SCALES + rn, mask=is_token, other=0.0)
+    reach = tl.load(REACHES + rn, mask=is_token, other=0.0)
+    other = tl.load(REACHES + V + rn, mask=is_token, other=0.0)
+    return scales, reach, other, bias
+
+
+@triton.jit
 def _load_words(at, is_token, IS_EVEN: tl.constexpr):
     if IS_EVEN:
         words = tl.load(at, eviction_policy="evict_first")
@@ -134,12 +146,7 @@ def _bound_row(
     ahead = ()
     for k in tl.static_range(0, AHEAD * BK, BK):
         ahead = ahead + (_load_words(at + k, is_token, IS_EVEN),)
-    scales = tl.load(SCALES + rn, mask=is_token, other=0.0)
-    reach = tl.load(REACHES + rn, mask=is_token, other=0.0)
-    other = tl.load(REACHES + V + rn, mask=is_token, other=0.0)
-    bias = tl.zeros((BN,), tl.float32)
-    if HAS_BIAS:
-        bias = tl.load(BIAS + rn, mask=is_token, other=0.0).to(tl.float32)
+    scales, reach, other, bias = _load_factors(SCALES, REACHES, BIAS, rn, is_token, V, BN, HAS_BIAS)
     let_next_start(PDL)
     wait_for_input(PDL)
     high = tl.zeros((BN, BK), tl.int32)
@@ -176,12 +183,7 @@ def _bound_rows(
     pair = tl.arange(0, 2 * R)
     row = tl.arange(0, R)
     is_token, is_row = rn < V, row < rows
-    scales = tl.load(SCALES + rn, mask=is_token, other=0.0)
-    reach = tl.load(REACHES + rn, mask=is_token, other=0.0)
-    other = tl.load(REACHES + V + rn, mask=is_token, other=0.0)
-    bias = tl.zeros((BN,), tl.float32)
-    if HAS_BIAS:
-        bias = tl.load(BIAS + rn, mask=is_token, other=0.0).to(tl.float32)
+    scales, reach, other, bias = _load_factors(SCALES, REACHES, BIAS, rn, is_token, V, BN, HAS_BIAS)
     let_next_start(PDL)
     wait_for_input(PDL)
     total = tl.zeros((BN, 2 * R), tl.int32)
