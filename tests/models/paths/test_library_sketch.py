@@ -18,6 +18,7 @@ from unspool.kernels.cpu.tiles import unpack_tiles
 from unspool.models.paths import sketching
 from unspool.models.paths.library_sketch import HeadSketch, can_sketch_in_library
 from unspool.models.weights import Linear, iterate_tensors
+from unspool.protocols import Want
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason=f"no CPU library: {why_missing()}")
 
@@ -75,6 +76,7 @@ def find_sketch(model: Any) -> HeadSketch | None:
 
 
 PROMPTS = torch.randint(4, 150, (5, 7), generator=torch.Generator().manual_seed(3))
+LIKELIEST = Want(is_brief=True, likeliest_only=True)
 WAYS: list[dict[str, Any]] = [
     {},
     {"suppress_tokens": list(range(0, 150, 3))},
@@ -101,6 +103,34 @@ def check(model: Any, plain: Any, rows: int, way: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "can_stretch", lambda step, rows: False)
         assert torch.equal(made, unspool.generate(model, PROMPTS[:rows], **told))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_a_pass_for_the_likeliest_tokens_alone(name: str) -> None:
+    model = make(name)
+    for rows in (1, 2, 5):
+        cache, other = model.new_cache(rows=rows), model.new_cache(rows=rows)
+        prompt = model.forward(PROMPTS[:rows], cache, want=LIKELIEST)  # of several tokens it has logits
+        assert torch.equal(prompt.logits, model.forward(PROMPTS[:rows], other).logits)
+        tokens = prompt.logits.argmax(-1)[:, None]
+        for _ in range(12):
+            found, whole = model.forward(tokens, cache, want=LIKELIEST), model.forward(tokens, other)
+            assert found.path == "library" and found.logits.shape == (rows, 0) and found.likeliest is not None
+            assert found.likeliest.tolist() == whole.logits.argmax(-1).tolist()
+            tokens = found.likeliest[:, None]
+    assert find_sketch(model) is not None
+
+
+def test_an_engine_asks_for_the_likeliest_tokens() -> None:
+    lm, told = load_model("llama"), {"max_new_tokens": 24, "do_sample": False}
+    lm = copy.copy(lm)
+    lm.model = make("llama")
+    with unspool.Engine(lm) as engine:
+        requests = [engine.submit(prompt.tolist(), **told) for prompt in PROMPTS]
+        found = [request.result(30).token_ids for request in requests]
+    assert find_sketch(lm.model) is not None
+    plain = make("llama", sketches=False)
+    assert found == [[unspool.generate(plain, prompt[None], **told)[0, 7:].tolist()] for prompt in PROMPTS]
 
 
 def test_of_equal_logits_the_first_token_is_chosen() -> None:

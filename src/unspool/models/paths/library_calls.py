@@ -153,9 +153,15 @@ class LibraryCalls:
             self._prepare_scratch(model, num_tokens, num_tokens * (1 + len(want.early)), _count_keys(span, keys))
             if want.exit_layer is not None:
                 model = self._described.take_first(want.exit_layer)
+            sketch = self._described.sketch_head() if _asks_for_likeliest(want, num_new) and is_whole else None
+            num_close = None if sketch is None else ctypes.c_int64()
             for ranges in self._cut(span):
                 outputs = self._fill(ranges, tokens, span, keys, wants_all)
-                self._run(model, ranges, outputs, span, keys, made, want.early if outputs else ())
+                self._run(model, ranges, outputs, span, keys, made, want.early if outputs else (), num_close)
+            if sketch is not None and num_close is not None:
+                made.logits = logits[:, :0]
+                if not sketch.note_close(num_close.value, rows):
+                    self._described.drop_sketch()
         return made
 
     def _find_brief(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -294,8 +300,10 @@ class LibraryCalls:
         keys: LibraryKeys,
         forward: Forward,
         early: tuple[int, ...],
+        num_close: ctypes.c_int64 | None,
     ) -> None:
-        """Call the library for some ranges; `outputs` are the (row, place) of the logits that it makes."""
+        """Call the library for some ranges; `outputs` are the (row, place) of the logits that it makes. If the tokens
+        that a sketch leaves are counted in `num_close`, it makes none."""
         logits, hidden = forward.logits, self._spec.hidden_size
         num_tokens = sum(last - first for _, first, last in ranges)
         wants_all, likeliest = logits.dim() == 3, forward.likeliest
@@ -327,7 +335,7 @@ class LibraryCalls:
             sources.addresses.own if sources is not None else CStore(),
             *self._number_rows[_NUM_FIRST:],
             sources.longest if sources is not None else 0,
-            *(0, None, None),
+            *(0, None, None if num_close is None else ctypes.addressof(num_close)),
             self._scratch.data_ptr(),
         )
         self._library.run(ctypes.byref(model), ctypes.byref(job), self._library.threads)
@@ -342,6 +350,12 @@ class LibraryCalls:
             for row, first, last in ranges:
                 forward.last_states[row, first:last] = final[at : at + last - first]
                 at += last - first
+
+
+def _asks_for_likeliest(want: Want, num_new: int) -> bool:
+    """Whether a pass over so many tokens of each row is to find the likeliest tokens that follow, and no more."""
+    is_plain = not want.early and not want.last_states and want.exit_layer is None
+    return want.likeliest_only and num_new == 1 and want.logits == "last" and is_plain
 
 
 def _count_keys(span: Span, keys: LibraryKeys) -> int:
