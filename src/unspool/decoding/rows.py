@@ -32,6 +32,7 @@ class Rows:
         self.offsets = [prompts.width - length for length in prompts.lengths]
         self._num_hidden = prompts.num_hidden
         self.pad_token_id = pad_token_id
+        self.padded: list[int] = []  # places of rows that have ended and stay: their next tokens are padding
         self.seeds = torch.zeros(prompts.num_rows, dtype=torch.int64, device=device)
         self._table = TokenTable(_unpad(prompts, self.offsets, pad_token_id), pad_token_id)
         self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with

@@ -297,6 +297,7 @@ def test_hidden_states_with_streams_follow_rows(num_beams: int) -> None:
 
 
 DOLA, CONTRASTIVE = {"dola_layers": [0, 1]}, {"penalty_alpha": 0.5, "top_k": 3}
+ENDS = [4, 9, 17, 18, 19, 24, 25, 35, 37, 39, 42, 51, 54, 64, 65, 68, 71, 74, 77, 81, 82, 86, 90, 94, 96]
 
 
 @pytest.mark.parametrize(
@@ -305,6 +306,22 @@ DOLA, CONTRASTIVE = {"dola_layers": [0, 1]}, {"penalty_alpha": 0.5, "top_k": 3}
 def test_methods_that_read_a_state_of_each_token_are_refused_where_it_has_several(name: str, method: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"one state per token|earlier layers|one for each token"):
         unspool.generate(fuzzed.make_again(name, 0, "sdpa"), IDS, **NEW, **method)
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "zamba2"])
+def test_states_of_rows_that_ended_have_read_padding(name: str) -> None:
+    """A contrastive search reads what it takes; of rows that stay although they have ended that is padding."""
+    model = fuzzed.make_again(name, 0, "eager")
+    ids = torch.tensor([[83, 84, 51, 85, 54], [53, 93, 80, 93, 80], [47, 47, 32, 32, 96]])
+    asked: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "native": False}
+    first = unspool.generate(
+        model, ids, **asked, **CONTRASTIVE, max_new_tokens=6, eos_token_id=ENDS, return_dict_in_generate=True
+    )
+    assert 1 <= int((first.sequences[:, -2] == 0).sum()) < 3
+    text = torch.cat((first.sequences, torch.tensor([[16, 95]] * 3)), dim=1)
+    told = {**asked, "attention_mask": torch.ones_like(text), "max_new_tokens": 5, "eos_token_id": None}
+    found = unspool.generate(model, text, **told, past_key_values=first.past_key_values)
+    assert torch.equal(found, unspool.generate(model, text, **told))
 
 
 @pytest.mark.parametrize("kind", ["static", "offloaded", "offloaded_static", "hybrid"])

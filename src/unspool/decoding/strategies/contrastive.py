@@ -17,6 +17,7 @@ from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.candidates import Candidates
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.contests import Won
+from unspool.kernels.sending import send
 from unspool.logits.highest import take_highest
 
 
@@ -40,6 +41,8 @@ class ContrastiveSearch:
         self._candidates.remember()
         result = self._scorer.next_logits(rows)
         tokens, weights = self._find_candidates(result)  # (rows, k) each
+        if rows.padded:  # what they read is what their sequences get
+            tokens = tokens.index_fill(0, send(rows.padded, tokens.device), rows.pad_token_id)
         return Chosen(self._candidates.take(tokens, weights, self._alpha), result.logits)
 
     def _find_candidates(self, result: Scores) -> tuple[torch.Tensor, torch.Tensor]:

@@ -46,8 +46,9 @@ class TokenTurns:
     def turn(self) -> Emitted:
         """Choose every row's next token, and see who is done."""
         rows = self.rows
-        choice = self.strategy.step(rows)
         done = [number in self.reasons for number in rows.numbers]
+        rows.padded = [place for place, is_done in enumerate(done) if is_done]
+        choice = self.strategy.step(rows)
         tokens = choice.tokens
         if any(done):  # rows that stay although they are done go on as padding
             tokens = tokens.masked_fill(send(done, tokens.device, torch.bool)[:, None], rows.pad_token_id)
