@@ -163,6 +163,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "SmolLM2-135M": (
+        "llama",
+        {
+            "vocab_size": 49_152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 GOALS = ((5e9, 0.90), (2e9, 0.75), (0, 0.60))  # bytes of weights: the share of the floor wanted from there on
 

@@ -27,18 +27,6 @@ from unspool.models.paths import captured_fused
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource
 
-DECODERS["SmolLM2-135M"] = (
-    "llama",
-    {
-        "vocab_size": 49_152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "tie_word_embeddings": True,
-    },
-)
 PROMPT, BEGIN, REPLAYS, ROUNDS = 16, 4, 48, 6
 WAYS = {"plain": (False, False), "sketch": (True, False), "small": (False, True), "both": (True, True)}
 

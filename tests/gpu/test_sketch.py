@@ -89,12 +89,13 @@ def test_tokens_are_the_likeliest_ones(vocab: int, rows: int, dtype: torch.dtype
 @pytest.mark.parametrize("rows", ROWS[:3])
 def test_ties_and_what_is_no_number(rows: int) -> None:
     head = draw(4500, torch.float32)
+    head.weight[700] *= 20  # by far the highest of states of its own direction
     head.weight[3000] = head.weight[700]
     sketch = make_sketch(head)
     assert sketch is not None
     x = head.weight[700].expand(rows, -1).clone()
     x /= x.norm()
-    assert choose(sketch, x * 1e3) == [700] * rows or int((x[0] @ head.weight.T).argmax()) != 700
+    assert choose(sketch, x * 1e3) == [700] * rows
     mask = torch.zeros(4500, dtype=torch.bool, device=DEVICE)
     mask[:11] = True
     assert choose(sketch, torch.zeros_like(x), mask=mask) == [11] * rows  # every token ties

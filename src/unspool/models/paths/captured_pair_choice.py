@@ -26,7 +26,7 @@ MANY: Final = 64  # tokens up to which our kernels on the tensor cores are faste
 def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, shape: PassShape) -> Body:
     """The fastest body for a number of tokens."""
     small = choose_small(parts, shape)
-    are_all_small = len(small) == sum(map(len, _list_products(parts).values()))
+    are_all_small = _are_all(parts, small)
     if are_all_small or _can_fuse(parts, shape):
         kind = PartedPairBody if _can_part(parts, dtype, shape, are_all_small) else FusedPairBody
         return kind(parts, device, dtype, shape, small=small)
@@ -37,8 +37,14 @@ def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, s
 
 def is_fused(parts: PairParts, dtype: torch.dtype, shape: PassShape) -> bool:
     """Whether the fastest body for a number of tokens is one of fused kernels."""
-    are_all_small = len(choose_small(parts, shape)) == sum(map(len, _list_products(parts).values()))
-    return are_all_small or _can_fuse(parts, shape) or _can_fuse_rows(parts, dtype, shape)
+    if _can_fuse(parts, shape) or _can_fuse_rows(parts, dtype, shape):
+        return True
+    return _are_all(parts, choose_small(parts, shape))
+
+
+def _are_all(parts: PairParts, small: list[AnyLinear]) -> bool:
+    """Whether these are all products of the blocks."""
+    return len(small) == sum(map(len, _list_products(parts).values()))
 
 
 def choose_small(parts: PairParts, shape: PassShape) -> list[AnyLinear]:

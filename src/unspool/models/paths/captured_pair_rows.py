@@ -14,7 +14,7 @@ from unspool.kernels.gpu.products.parts import add_parts
 from unspool.kernels.gpu.products.product import multiply, multiply_parts
 from unspool.kernels.gpu.sampling.sketch import HeadInput
 from unspool.models.paths.captured_body import StepInputs
-from unspool.models.paths.captured_norms import describe_head_input, norm_arguments, normalise_by
+from unspool.models.paths.captured_norms import norm_arguments, normalise_by
 from unspool.models.paths.captured_pair_blocks import FusedPairBody
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
@@ -29,9 +29,9 @@ class RowsPairBody(FusedPairBody):
         self._sum: tuple[torch.Tensor, torch.Tensor | None] | None = None  # parts to be added to the state, and a bias
 
     def run_to_head(self, inputs: StepInputs) -> HeadInput:
-        self._run_blocks(inputs)
+        given = super().run_to_head(inputs)
         self._settle()
-        return describe_head_input(self._x, self._find_final(), self._pair.head_scale)
+        return given
 
     def _run_blocks(self, inputs: StepInputs) -> None:
         self._sum = None
