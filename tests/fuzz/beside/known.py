@@ -122,6 +122,8 @@ def can_more(call: Call, error: BaseException) -> bool:
 
 def refuses(call: Call, way: str, error: BaseException) -> bool:
     """Whether our refusal is on purpose."""
+    if way != "native" and "the model's own logits are NaN" in str(error):
+        return True  # an object's forward gave them (Qwen4-Exp's, of padded rows in eager attention): it writes token 0
     return any(re.search(pattern, str(error)) for pattern in REFUSED)
 
 
