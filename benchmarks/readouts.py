@@ -21,21 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from families import SHAPES  # benchmarks/families.py
 from gpu_step import make_model  # benchmarks/gpu_step.py
 
 from unspool.api.starting import start
 
-SMOLLM2 = {
-    "vocab_size": 49_152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
+SMOLLM2 = {**SHAPES["SmolLM2-135M"][1], "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 ONE_BILLION = {
     **SMOLLM2,
     "vocab_size": 128_256,

@@ -54,6 +54,11 @@ class Call:
         return "cache_config" in self.settings
 
     @property
+    def has_padding(self) -> bool:
+        """Whether some columns of a row are masked."""
+        return self.seen is not None and not all(map(all, self.seen))
+
+    @property
     def has_hidden_holes(self) -> bool:
         """Whether there is no mask, and pad tokens, which stand for one, are not all at the start of their row."""
         return self.mask is None and any(row != sorted(row) for row in self.seen or ())

@@ -64,8 +64,7 @@ def has_no_reference(call: Call) -> bool:
         return True  # its green lists come from the device's own generator
     if call.is_pair and "prefill_chunk_size" in call.settings and call.mask is not None:
         return True  # it gives the encoder's mask the columns of the decoder's chunks
-    has_padding = call.seen is not None and not all(map(all, call.seen))
-    if call.model in STATES and has_padding and call.settings.get("prefill_chunk_size") == 1:
+    if call.model in STATES and call.has_padding and call.settings.get("prefill_chunk_size") == 1:
         return True  # a chunk of padding alone goes into its states
     if "longest" in call.extras and "forced_eos_token_id" in call.settings:
         return True  # it forces the end at the length that a criterion has taken the place of
@@ -134,8 +133,7 @@ def differs(call: Call, way: str, found: str) -> bool:
     has_holes = call.seen is not None and any(row != sorted(row) for row in call.seen)
     if call.model in ("mamba", "mamba2") and way == "native" and has_holes:
         return True  # a masked token is as if it were not there; transformers' states go on over it
-    has_padding = call.seen is not None and not all(map(all, call.seen))
-    if call.model == "recurrent_gemma" and has_padding and "again" in call.extras:
+    if call.model == "recurrent_gemma" and call.has_padding and "again" in call.extras:
         return True  # its forward masks padding in a whole text and not in the steps behind it
     if call.model in WINDOWS and "leaves out" in call.extras and way != "native":
         return True  # windows over a cache of transformers count the padding of rows that had ended
