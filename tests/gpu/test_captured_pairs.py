@@ -46,6 +46,20 @@ WIDE = {
     "pegasus-wide": {"d_model": 128, "decoder_ffn_dim": 128, "scale_embedding": True},
     "whisper-wide": {"d_model": 128, "decoder_ffn_dim": 256},
 }
+# Blocks that `resident` can run as one kernel.
+HEADS = {"decoder_attention_heads": 8, "encoder_attention_heads": 8}
+RESIDENT = {
+    "bart-resident": {"d_model": 512, "decoder_ffn_dim": 2048, **HEADS},
+    "marian-resident": {"d_model": 512, "decoder_ffn_dim": 1024, "activation_function": "swish", **HEADS},
+    "pegasus-resident": {
+        "d_model": 1024,
+        "decoder_attention_heads": 16,
+        "encoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "activation_function": "relu",
+    },
+}
+HOPPER = HAS_GPU and torch.cuda.get_device_capability() == (9, 0)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -188,12 +202,16 @@ def make(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         settings |= {"num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 48}
 
     def build() -> Any:
-        config = getattr(transformers, f"{kind}Config")(**{**settings, **(SHAPES | WIDE)[name]})
+        config = getattr(transformers, f"{kind}Config")(**{**settings, **(SHAPES | WIDE | RESIDENT)[name]})
         return getattr(transformers, MODELS.get(kind, f"{kind}ForConditionalGeneration"))(config)
 
     with tempfile.TemporaryDirectory() as folder:
         pair = make_pair(build, Path(folder))
-    return pair.config, pair.weights
+    if name not in RESIDENT:
+        return pair.config, pair.weights
+    # Matrices so wide have products so large that attentions turn over by a rounding: half precision would show nothing.
+    less = (24 / RESIDENT[name]["d_model"]) ** 0.5
+    return pair.config, {key: one * less if one.dim() == 2 else one for key, one in pair.weights.items()}
 
 
 def load(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -285,6 +303,33 @@ def test_passes_that_choose_beams_are_those_that_do_not(name: str, rows: int, mo
 
 
 @needs_gpu
+@pytest.mark.skipif(not HOPPER, reason="the kernel is written for Hopper")
+@pytest.mark.parametrize("name", list(RESIDENT))
+def test_steps_of_one_kernel_for_all_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of steps in one kernel and in many, over texts of several lengths in turn."""
+    from unspool.models.paths import captured_pair_choice
+
+    ids = torch.randint(4, 97, (1, 46), generator=torch.Generator().manual_seed(1)).cuda()
+
+    def read() -> torch.Tensor:
+        model, found = load(name, "cuda", torch.bfloat16), []
+        for length in (9, 40, 21):
+            source = draw_sources(name, 1, length)
+            encoded = model.encode(source["input_ids"].cuda(), source["attention_mask"].sum(1).tolist())
+            cache = model.new_cache(rows=1, encoded=encoded)
+            model.forward(ids[:, : length - 3], cache)
+            for place in range(length - 3, length + 5):
+                found.append(model.forward(ids[:, place : place + 1], cache).logits.double().flatten())
+        return torch.stack(found)
+
+    one = read()
+    monkeypatch.setattr(captured_pair_choice, "can_reside", lambda *_: False)
+    many = read()
+    assert not torch.equal(one, many)  # they add up in another order
+    assert float(((one - many).norm(dim=1) / many.norm(dim=1)).max()) < 0.03
+
+
+@needs_gpu
 @pytest.mark.parametrize("name", ["t5", "bart", "pegasus"])
 def test_rows_leave_and_steps_run_ahead(name: str) -> None:
     here, there = load(name, "cpu"), load(name, "cuda")
@@ -301,22 +346,30 @@ def test_rows_leave_and_steps_run_ahead(name: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("name", [*SHAPES, *WIDE])
+@pytest.mark.parametrize("name", [*SHAPES, *WIDE, *RESIDENT])
 def test_captured_steps_are_as_near_as_torchs(
     name: str, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step's logits and states, captured and by operators, beside float64's."""
     from unspool.kernels.gpu.products.rows_tilings import starts_early
+    from unspool.kernels.gpu.resident.blocks import ResidentBlocks
     from unspool.models.paths import captured_pair_blocks
 
     small, multiply = 0, captured_pair_blocks.multiply_small
+    resident, run_blocks = 0, ResidentBlocks.__call__
 
     def count(weight: torch.Tensor, *args: Any, **around: Any) -> None:
         nonlocal small
         small += weight.is_cuda  # otherwise the kernels of one row are compiled ahead
         multiply(weight, *args, **around)
 
+    def count_blocks(blocks: ResidentBlocks, x: torch.Tensor, *args: Any) -> None:
+        nonlocal resident
+        resident += x.is_cuda
+        run_blocks(blocks, x, *args)
+
     monkeypatch.setattr(captured_pair_blocks, "multiply_small", count)
+    monkeypatch.setattr(ResidentBlocks, "__call__", count_blocks)
     source = draw_sources(name, rows, 30)
     ids = torch.randint(4, 97, (rows, 20), generator=torch.Generator().manual_seed(1)).cuda()
 
@@ -337,9 +390,11 @@ def test_captured_steps_are_as_near_as_torchs(
     exact = read(torch.float64, "eager")
     captured, eager = (float((read(dtype, path) - exact).norm() / exact.norm()) for path in ("captured", "eager"))
     assert captured < 1.5 * eager + {torch.float32: 5e-5, torch.bfloat16: 1e-3}[dtype]
-    is_fit = name in WIDE or (rows == 1 and "t5" not in name)  # of which some have a tiling, if not all
+    is_resident = name in RESIDENT and rows == 1 and dtype == torch.bfloat16 and HOPPER
+    assert bool(resident) == is_resident
+    is_fit = name in WIDE | RESIDENT or (rows == 1 and "t5" not in name)  # of which some have a tiling, if not all
     is_fit = is_fit and dtype == torch.bfloat16 and starts_early()
-    assert bool(small) == is_fit
+    assert bool(small) == (is_fit and not is_resident)
 
 
 @needs_gpu

@@ -13,6 +13,7 @@ from unspool.kernels.gpu.products.rows_tilings import starts_early
 from unspool.models.paths.captured_body import Body
 from unspool.models.paths.captured_pair_blocks import FusedPairBody, PairBody, PartedPairBody, shape_heads
 from unspool.models.paths.captured_pair_parts import PairParts
+from unspool.models.paths.captured_pair_resident import ResidentPairBody, can_reside
 from unspool.models.paths.captured_pair_rows import RowsPairBody
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import AnyLinear
@@ -27,6 +28,8 @@ def make_pair_body(parts: PairParts, device: torch.device, dtype: torch.dtype, s
     """The fastest body for a number of tokens."""
     small = choose_small(parts, shape)
     are_all_small = _are_all(parts, small)
+    if shape.num_tokens == 1 and _can_part(parts, dtype, shape, are_all_small) and can_reside(parts, dtype):
+        return ResidentPairBody(parts, device, dtype, shape)
     if are_all_small or _can_fuse(parts, shape):
         kind = PartedPairBody if _can_part(parts, dtype, shape, are_all_small) else FusedPairBody
         return kind(parts, device, dtype, shape, small=small)

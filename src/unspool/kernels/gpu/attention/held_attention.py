@@ -40,7 +40,7 @@ def _round_up(number):
 
 
 @gluon.constexpr_function
-def _lay_values(warps, width):
+def lay_values(warps, width):
     """How values (warps, 16, width) are loaded: by 16 bytes, where the tensor cores take them when transposed."""
     eighth = width // 8  # numbers of a thread
     numbers = [[0, 0, 1 << bit] for bit in range(eighth.bit_length() - 1)]
@@ -50,7 +50,7 @@ def _lay_values(warps, width):
 
 
 @gluon.jit
-def _load_keys(keys, place, number, end, WARPS: gl.constexpr, TILES: gl.constexpr, POSITION: gl.constexpr):
+def load_keys(keys, place, number, end, WARPS: gl.constexpr, TILES: gl.constexpr, POSITION: gl.constexpr):
     """Keys from `place` on, in tiles: (warps, width, 16), or values (warps, 16, width)."""
     at = keys + place.to(gl.int64) * POSITION + number
     ks = ()
@@ -61,7 +61,7 @@ def _load_keys(keys, place, number, end, WARPS: gl.constexpr, TILES: gl.constexp
 
 
 @gluon.jit
-def _transpose_values(vs, D: gl.constexpr, WARPS: gl.constexpr, TRANSPOSED: gl.constexpr):
+def transpose_values(vs, D: gl.constexpr, WARPS: gl.constexpr, TRANSPOSED: gl.constexpr):
     """Values as (warps, width, 16): a thread's numbers stay its own, and so are in another order."""
     transposed = ()
     for tile in gl.static_range(len(vs)):
@@ -71,7 +71,7 @@ def _transpose_values(vs, D: gl.constexpr, WARPS: gl.constexpr, TRANSPOSED: gl.c
 
 
 @gluon.constexpr_function
-def _lay_scores(warps):
+def lay_scores(warps):
     """How the first eight queries' scores (warps, 8, 16) come out of the tensor cores, and weights go in."""
     lanes = [[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     warp_bases = [[1 << bit, 0, 0] for bit in range(warps.bit_length() - 1)]
@@ -79,7 +79,7 @@ def _lay_scores(warps):
 
 
 @gluon.jit
-def _load_biases(
+def load_biases(
     BIASES, head, length, place, end, WARPS: gl.constexpr, TILES: gl.constexpr, DISTANCES: gl.constexpr
 ):  # fmt: skip
     """What is added to the scores of some tiles, and which of their keys there are: (warps, 1, 16) each."""
@@ -96,7 +96,7 @@ def _load_biases(
 
 
 @gluon.jit
-def _score(
+def score_keys(
     q, ks, biases, are_there, scale, WARPS: gl.constexpr, SUMS: gl.constexpr, SCORES: gl.constexpr
 ):  # fmt: skip
     """The scores of the first eight queries for some tiles' keys (warps, 8, 16), and the highest (warps, 8)."""
@@ -113,7 +113,7 @@ def _score(
 
 
 @gluon.jit
-def _read(
+def read_values(
     scores, base, vs, read, dtype: gl.constexpr, WARPS: gl.constexpr, SCORES: gl.constexpr, WEIGHTS: gl.constexpr
 ):  # fmt: skip
     """What the scores' weights add to the values read (warps, width, 8), and the weights' sums (warps, 8)."""
@@ -204,8 +204,8 @@ def _attend_held(
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
     TRANSPOSED: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
-    V: gl.constexpr = _lay_values(WARPS, D)
-    SCORES: gl.constexpr = _lay_scores(WARPS)
+    V: gl.constexpr = lay_values(WARPS, D)
+    SCORES: gl.constexpr = lay_scores(WARPS)
     RESULT: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 4, 8], [1, WARPS, 1], [2, 1, 0])
     LINES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     POSITION: gl.constexpr = 2 * KV_HEADS * D  # numbers per position
@@ -225,8 +225,8 @@ def _attend_held(
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, V)))[:, None, None]
     value_place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, V)))[None, :, None]
     column = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
-    ks = _load_keys(keys, place, number, end, WARPS, TILES, POSITION)
-    vs = _load_keys(keys + KV_HEADS * D, value_place, column, end, WARPS, TILES, POSITION)
+    ks = load_keys(keys, place, number, end, WARPS, TILES, POSITION)
+    vs = load_keys(keys + KV_HEADS * D, value_place, column, end, WARPS, TILES, POSITION)
     LINE: gl.constexpr = LINE_BYTES * 8 // dtype.primitive_bitwidth  # numbers
     for start in range(begin + BLOCK, end, BLOCK):
         asked = start + gl.arange(0, _round_up(BLOCK), LINES)
@@ -237,7 +237,7 @@ def _attend_held(
     let_next_start(PDL)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))[:, None, None]
     scored = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
-    biases, are_there = _load_biases(BIASES, head, length, scored, end, WARPS, TILES, DISTANCES)
+    biases, are_there = load_biases(BIASES, head, length, scored, end, WARPS, TILES, DISTANCES)
     new_bias = 0.0
     if WRITES and DISTANCES > 0:
         new_bias = gl.load(BIASES + head * DISTANCES)
@@ -293,23 +293,23 @@ def _attend_held(
             seen_vs = vs + (v_new.broadcast_to([WARPS, 16, D]),)
             seen_biases = biases + (gl.full(scored.shape, 0.0, gl.float32, scored.type.layout) + new_bias,)
             seen_there = are_there + ((scored == begin) & is_last,)
-        scores, highest = _score(q, seen_ks, seen_biases, seen_there, scale, WARPS, SUMS, SCORES)
+        scores, highest = score_keys(q, seen_ks, seen_biases, seen_there, scale, WARPS, SUMS, SCORES)
         base = gl.where(highest == float("-inf"), 0.0, highest)
         read = gl.zeros([WARPS, D, 8], gl.float32, SUMS)
-        transposed = _transpose_values(seen_vs, D, WARPS, TRANSPOSED)
-        read, total = _read(scores, base, transposed, read, dtype, WARPS, SCORES, WEIGHTS)
+        transposed = transpose_values(seen_vs, D, WARPS, TRANSPOSED)
+        read, total = read_values(scores, base, transposed, read, dtype, WARPS, SCORES, WEIGHTS)
         for start in range(begin + BLOCK, end, BLOCK):
             later = start - begin
-            k_others = _load_keys(keys, place + later, number, end, WARPS, TILES, POSITION)
-            v_others = _load_keys(keys + KV_HEADS * D, value_place + later, column, end, WARPS, TILES, POSITION)
-            others, are_others = _load_biases(BIASES, head, length, scored + later, end, WARPS, TILES, DISTANCES)
-            scores_others, higher = _score(q, k_others, others, are_others, scale, WARPS, SUMS, SCORES)
+            k_others = load_keys(keys, place + later, number, end, WARPS, TILES, POSITION)
+            v_others = load_keys(keys + KV_HEADS * D, value_place + later, column, end, WARPS, TILES, POSITION)
+            others, are_others = load_biases(BIASES, head, length, scored + later, end, WARPS, TILES, DISTANCES)
+            scores_others, higher = score_keys(q, k_others, others, are_others, scale, WARPS, SUMS, SCORES)
             higher = gl.maximum(highest, higher)
             base = gl.where(higher == float("-inf"), 0.0, higher)
             fade = gl.exp(highest - base)
             read *= gl.convert_layout(fade, gl.SliceLayout(1, SUMS))[:, None, :]
-            others_transposed = _transpose_values(v_others, D, WARPS, TRANSPOSED)
-            read, more = _read(scores_others, base, others_transposed, read, dtype, WARPS, SCORES, WEIGHTS)
+            others_transposed = transpose_values(v_others, D, WARPS, TRANSPOSED)
+            read, more = read_values(scores_others, base, others_transposed, read, dtype, WARPS, SCORES, WEIGHTS)
             highest, total = higher, total * fade + more
         top_room.store(highest)
         sum_room.store(total)
@@ -321,7 +321,7 @@ def _attend_held(
         whole = gl.sum((sums * fades)[:, None, :], 0)
         joined = gl.sum(read_room.load(RESULT) * fades[:, None, :], 0) / gl.where(whole == 0.0, 1.0, whole)
         taken = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
-        rd = taken % 8 * (D // 8) + taken // 16 * 2 + taken // 8 % 2  # as `_transpose_values`
+        rd = taken % 8 * (D // 8) + taken // 16 * 2 + taken // 8 % 2  # as `transpose_values`
         row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
         part = ((own * R + row) * SPLITS + split) * HEADS + head
         if G > 1:

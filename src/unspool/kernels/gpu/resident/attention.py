@@ -1,0 +1,170 @@
+"""Attention of one token over a row's keys, or over its source's, by some programs a head."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from unspool.kernels.gpu.attention.held_attention import (
+    lay_scores,
+    lay_values,
+    load_keys,
+    read_values,
+    score_keys,
+    transpose_values,
+)
+from unspool.kernels.gpu.gluon_launching import ask_for
+from unspool.kernels.gpu.resident.tables import pick_long
+from unspool.kernels.gpu.resident.words import LINE, put_weight, put_words, take_float, wait_for_parts
+
+
+@gluon.jit
+def find_keys(BASE, numbers, is_own, head, D: gl.constexpr, UNIT: gl.constexpr):
+    """Where a head's keys of a layer begin: the row's own, or the source's."""
+    return BASE + gl.where(is_own, pick_long(numbers, 18), pick_long(numbers, 20)) * UNIT + head * D
+
+
+@gluon.jit
+def ask_for_keys(keys, begin, end, H: gl.constexpr, BLOCK: gl.constexpr, WARPS: gl.constexpr):
+    """Ask for keys and values of a head from `begin` to `end`."""
+    LINES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    place = gl.arange(0, 2 * BLOCK, LINES)
+    for start in range(begin, end, BLOCK):
+        asked = start + place // 2
+        ask_for(keys + asked.to(gl.int64) * 2 * H + place % 2 * H, asked < end, True)
+
+
+@gluon.jit
+def load_first_keys(keys, begin, end, H: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr):
+    """The first tile of keys and of values, as `attend` takes them."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
+    V: gl.constexpr = lay_values(WARPS, D)
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
+    place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
+    number = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
+    ks = load_keys(keys, place, number, end, WARPS, 1, 2 * H)
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, V)))[:, None, None]
+    value_place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, V)))[None, :, None]
+    column = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
+    vs = load_keys(keys + H, value_place, column, end, WARPS, 1, 2 * H)
+    return ks, vs
+
+
+@gluon.jit
+def attend(
+    given, keys, length, begin, end, is_last, scale, VALUES, WEIGHTS, tag, head, split,
+    top_room, sum_room, read_room,
+    H: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, WRITES: gl.constexpr, ks, vs,
+):  # fmt: skip
+    """Read some keys of a head by the query in shared memory, behind which its new key and value stand: see
+    `held_attention`. Leaves the split's part."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
+    B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
+    TRANSPOSED: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    WEIGHTING: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    V: gl.constexpr = lay_values(WARPS, D)
+    SCORES: gl.constexpr = lay_scores(WARPS)
+    RESULT: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 4, 8], [1, WARPS, 1], [2, 1, 0])
+    BLOCK: gl.constexpr = WARPS * 16
+    dtype: gl.constexpr = given.dtype
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
+    place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
+    number = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, V)))[:, None, None]
+    value_place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, V)))[None, :, None]
+    column = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))[:, None, None]
+    scored = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
+    q = given.slice(0, D, dim=0).load(gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None, :]
+    q = q.broadcast_to([WARPS, 16, D])
+    none = gl.full(scored.shape, 0.0, gl.float32, scored.type.layout)
+    k_new, v_new = none, none
+    if WRITES:  # the last split sees the new key too, and writes it
+        k_new = given.slice(D, D, dim=0).load(gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
+        v_new = given.slice(2 * D, D, dim=0).load(gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
+        end += gl.where(is_last, 1, 0)
+        ks = (gl.where(is_last & (place == length), k_new, ks[0]),)
+        vs = (gl.where(is_last & (value_place == length), v_new, vs[0]),)
+    scores, highest = score_keys(q, ks, (none,), (scored < end,), scale, WARPS, SUMS, SCORES)
+    base = gl.where(highest == float("-inf"), 0.0, highest)
+    read = gl.zeros([WARPS, D, 8], gl.float32, SUMS)
+    read, total = read_values(
+        scores, base, transpose_values(vs, D, WARPS, TRANSPOSED), read, dtype, WARPS, SCORES, WEIGHTING
+    )
+    for start in range(begin + BLOCK, end, BLOCK):
+        later = start - begin
+        k_others = load_keys(keys, place + later, number, end, WARPS, 1, 2 * H)
+        v_others = load_keys(keys + H, value_place + later, column, end, WARPS, 1, 2 * H)
+        if WRITES:
+            k_others = (gl.where(is_last & (place + later == length), k_new, k_others[0]),)
+            v_others = (gl.where(is_last & (value_place + later == length), v_new, v_others[0]),)
+        scores_others, higher = score_keys(q, k_others, (none,), (scored + later < end,), scale, WARPS, SUMS, SCORES)
+        higher = gl.maximum(highest, higher)
+        base = gl.where(higher == float("-inf"), 0.0, higher)
+        fade = gl.exp(highest - base)
+        read *= gl.convert_layout(fade, gl.SliceLayout(1, SUMS))[:, None, :]
+        others_transposed = transpose_values(v_others, D, WARPS, TRANSPOSED)
+        read, more = read_values(scores_others, base, others_transposed, read, dtype, WARPS, SCORES, WEIGHTING)
+        highest, total = higher, total * fade + more
+    if WRITES:
+        if is_last:
+            into = keys + length.to(gl.int64) * 2 * H
+            gl.store(into + number, k_new)
+            gl.store(into + H + column, v_new)
+    top_room.store(highest)
+    sum_room.store(total)
+    read_room.store(read)
+    gl.thread_barrier()
+    tops, sums = top_room.load(gl.SliceLayout(1, RESULT)), sum_room.load(gl.SliceLayout(1, RESULT))
+    peak = gl.max(tops, 0)
+    fades = gl.exp(tops - gl.where(peak == float("-inf"), 0.0, peak)[None, :])
+    whole = gl.sum((sums * fades)[:, None, :], 0)
+    joined = gl.sum(read_room.load(RESULT) * fades[:, None, :], 0) / gl.where(whole == 0.0, 1.0, whole)
+    taken = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
+    rd = taken % 8 * (D // 8) + taken // 16 * 2 + taken // 8 % 2  # as `transpose_values`
+    row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
+    at = VALUES + split * H + head * D + rd[:, None] + row[None, :] * 0
+    put_words(at, joined, tag, (row == 0)[None, :] & (rd >= 0)[:, None])
+    row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, RESULT)))
+    weight = peak + gl.log(gl.sum(sums * fades, 0))
+    put_weight(WEIGHTS + (split * (H // D) + head) * LINE + row * 0, weight, tag, row == 0)
+
+
+@gluon.jit
+def _join_parts(values, weights, SPLITS: gl.constexpr):
+    """An attention's output from its parts' words and the logarithms of their weights."""
+    peak = weights[0].to(gl.float32, bitcast=True)
+    for split in gl.static_range(1, SPLITS):
+        peak = gl.maximum(peak, weights[split].to(gl.float32, bitcast=True))
+    peak = gl.where(peak == float("-inf"), 0.0, peak)
+    whole = peak * 0.0
+    read = peak * 0.0
+    for split in gl.static_range(SPLITS):
+        weight = gl.exp(weights[split].to(gl.float32, bitcast=True) - peak)
+        whole += weight
+        read += take_float(values[split]).to(gl.float32) * weight
+    return read / gl.where(whole == 0.0, 1.0, whole)
+
+
+@gluon.jit
+def wait_for_output(
+    VALUES, WEIGHTS, number, tag, used, H: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, EACH: gl.constexpr
+):  # fmt: skip
+    """An attention's output, in the order of `number`."""
+    values, weights = (), ()
+    for split in gl.static_range(SPLITS):
+        values = values + (VALUES + split * H + number,)
+        weights = weights + (WEIGHTS + (split * (H // D) + number // D) * LINE,)
+    found = wait_for_parts(values, weights, tag + number * 0, used + number * 0, SPLITS, EACH)
+    return _join_parts(found[:SPLITS], found[SPLITS:], SPLITS)
+
+
+@gluon.jit
+def age_words(
+    VALUES, WEIGHTS, tag, head, split, is_idle, word, H: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr
+):  # fmt: skip
+    """Give words of a part that is not used a tag of before: tags come again after 65,536 layers."""
+    at = gl.where(word < D, VALUES + split * H + head * D + word, WEIGHTS + (split * (H // D) + head) * LINE + word - D)
+    put_words(at, (word * 0).to(gl.float32), tag, (word < D + 2) & is_idle & (split < SPLITS))
