@@ -2,12 +2,13 @@
 
     python benchmarks/gpu_pairs.py [--shapes bart-large whisper-large-v3 t5-large] [--rows 1 8] [--beams 1 4]
         [--ways greedy top-k top-p temperature suppressed] [--new 128] [--rounds 3] [--source 512] [--profile]
-        [--no-reference]
+        [--no-reference] [--several-kernels]
 
 Weights are random and the same for both, in bfloat16. Greedy decoding (or beams) without an end token. A step's time is
 the difference between `--new` tokens and a quarter of them, over their number: the encoder and the first steps are left
 out on both sides. The floor is what a step must read (the decoder's matrices but for the sources' keys and values, the
-head, and the sources' keys) over the bandwidth of a large copy, measured first.
+head, and the sources' keys) over the bandwidth of a large copy, measured first. With `--several-kernels` no step of one
+row runs all blocks in one kernel.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gpu_profile import profile_layers, profile_passes  # benchmarks/gpu_profile
 from gpu_step import measure_bandwidth  # benchmarks/gpu_step.py
 
 import unspool
+from unspool.models.paths import captured_pair_choice
 from unspool.models.registry import build_model
 from unspool.models.weights import MemorySource, iterate_tensors
 
@@ -178,7 +180,10 @@ def main() -> None:
     parser.add_argument("--source", type=int, default=512)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--several-kernels", action="store_true")
     options = parser.parse_args()
+    if options.several_kernels:
+        captured_pair_choice.can_reside = lambda *_: False
     bandwidth = measure_bandwidth()
     name = torch.cuda.get_device_name()
     print(f"{date.today()} · {name} · torch {torch.__version__} · a copy moves {bandwidth / 1e12:.2f} TB/s")

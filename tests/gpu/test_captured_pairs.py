@@ -209,7 +209,7 @@ def make(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         pair = make_pair(build, Path(folder))
     if name not in RESIDENT:
         return pair.config, pair.weights
-    # Matrices so wide have products so large that attentions turn over by a rounding: half precision would show nothing.
+    # Products of matrices so wide are so large that a rounding turns attentions over, and half precision shows nothing.
     less = (24 / RESIDENT[name]["d_model"]) ** 0.5
     return pair.config, {key: one * less if one.dim() == 2 else one for key, one in pair.weights.items()}
 
