@@ -36,7 +36,9 @@ CHUNK_BYTES: Final = 128  # that addresses of matrices are multiples of
 _CHUNK: Final = 64  # numbers
 _HIDDEN: Final = (512, 1024)  # numbers of a state
 _INNER: Final = (1, 2, 4)  # times as many has the feed-forward
+_MOST_LAYERS: Final = 64  # whose addresses there is room for
 _MOST_CHUNKS: Final = 1 << 30  # from the lowest matrix to the highest: a copy's coordinates have 32 bits
+_MOST_UNITS: Final = 1 << 31  # from one vector to another: places have 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +146,21 @@ def takes_layers(layers: Sequence[ResidentLayer], num_heads: int) -> bool:
     shapes = [(3 * hidden, hidden), *[(hidden, hidden)] * 3, (inner, hidden), (hidden, inner)]
     if hidden not in _HIDDEN or num_heads * WIDTH != hidden or inner % hidden or inner // hidden not in _INNER:
         return False
-    if hidden // OUTPUTS > _count_multiprocessors():
+    if hidden // OUTPUTS > _count_multiprocessors() or len(layers) > _MOST_LAYERS:
         return False
     matrices = [matrix for layer in layers for matrix in layer.matrices]
     vectors = [vector for layer in layers for vector in _list_vectors(layer)]
     are_whole = all(tensor.dtype == torch.bfloat16 and tensor.is_contiguous() for tensor in (*matrices, *vectors))
     if not are_whole or any([tuple(matrix.shape) for matrix in layer.matrices] != shapes for layer in layers):
         return False
-    places = [matrix.data_ptr() for matrix in matrices]
-    are_even = not any(place % CHUNK_BYTES for place in places)
-    are_even &= not any(vector.data_ptr() % (UNIT * vector.element_size()) for vector in vectors)
-    return are_even and (max(places) - min(places)) // CHUNK_BYTES < _MOST_CHUNKS
+    unit = UNIT * torch.bfloat16.itemsize
+    return _are_near(matrices, CHUNK_BYTES, _MOST_CHUNKS) and _are_near(vectors, unit, _MOST_UNITS)
+
+
+def _are_near(tensors: Sequence[torch.Tensor], unit: int, most: int) -> bool:
+    """Whether addresses are multiples of some bytes, and not too far from each other."""
+    places = [tensor.data_ptr() for tensor in tensors]
+    return not any(place % unit for place in places) and (max(places) - min(places)) // unit < most
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The kernel: see `blocks`."""
+"""The kernel that runs all blocks: `blocks` says how, and launches it."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def run_blocks(
     ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr, HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr,
     ENTRIES: gl.constexpr,
 ):  # fmt: skip
+    """Bring tiles by one warp, and run all layers by the others."""
     SLOTS: gl.constexpr = 4 + max(F // H - 1, 1) + F // H
     program = gl.program_id(0)
     slots = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 8, H // 64, 64], H_TILES.layout)
@@ -56,42 +57,16 @@ def run_blocks(
     gl.thread_barrier()
     gl.warp_specialize(
         [
-            (
-                _run_layers,
-                (
-                    VECTOR,
-                    X,
-                    OUT,
-                    WORDS,
-                    COUNT,
-                    BASE,
-                    LENGTH,
-                    SOURCE_LENGTH,
-                    table_room,
-                    slots,
-                    ready,
-                    used,
-                    program,
-                    num_layers,
-                    eps,
-                    scale,
-                    source_scale,
-                    H,
-                    F,
-                    D,
-                    WARPS,
-                    SPLITS,
-                    ACT,
-                    IS_NORM_FIRST,
-                    HAS_FIRST_NORM,
-                    UNIT,
-                ),
-            ),
+            (_run_layers, (
+                VECTOR, X, OUT, WORDS, COUNT, BASE, LENGTH, SOURCE_LENGTH, table_room, slots, ready, used,
+                program, num_layers, eps, scale, source_scale,
+                H, F, D, WARPS, SPLITS, ACT, IS_NORM_FIRST, HAS_FIRST_NORM, UNIT,
+            )),
             (bring_tiles, (H_TILES, F_TILES, PLACES, slots, ready, used, program, num_layers, H, F // H)),
         ],
-        [1],
-        [24],
-    )
+        [1],  # warp that brings tiles
+        [24],  # registers that it needs
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -101,6 +76,7 @@ def _run_layers(
     H: gl.constexpr, F: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr, HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
+    """All layers, of a program's outputs: what follows a wait has been made ready before it."""
     UPS: gl.constexpr = F // H
     TK: gl.constexpr = H // WARPS
     BLOCK: gl.constexpr = WARPS * 16
