@@ -156,7 +156,7 @@ def test_logits_without_a_token_are_explained_from_the_candidates(
 
     monkeypatch.setattr(reader, "answer_at_once", spoil)
     cause = "logits are NaN"  # those of the candidates: a row of nothing but -inf has no other log-probabilities
-    with pytest.raises(NoTokenLeftError, match=f"row 0, at position 8.*{cause}"):
+    with pytest.raises(NoTokenLeftError, match=rf"row [01], at position 8.*{cause}"):
         lm.generate(PROMPTS[:1], num_beams=2, max_new_tokens=30, eos_token_id=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unspool.decoding.forwards import select_rows, take_position
+from unspool.decoding.forwards import select_rows, take_first_rows, take_position
 from unspool.protocols import Forward
 
 ROWS, COLUMNS, STREAMS, WIDTH = 2, 3, 4, 5
@@ -41,3 +41,13 @@ def test_a_position_is_picked_in_its_dimension(state_rows: int) -> None:
     assert made.hidden_states is not None
     torch.testing.assert_close(put_in_order(made.hidden_states[0], state_rows), streams[:, 1:2])
     torch.testing.assert_close(made.hidden_states[1], streams[:, 1:2].sum(dim=2))
+
+
+@pytest.mark.parametrize("state_rows", [0, 1])
+def test_the_first_rows_are_picked_in_their_dimension(state_rows: int) -> None:
+    """Guidance returns the states of the prompts' own rows."""
+    forward, streams = make_forward(state_rows)
+    made = take_first_rows(forward, [0], [COLUMNS])
+    assert made.hidden_states is not None
+    torch.testing.assert_close(put_in_order(made.hidden_states[0], state_rows), streams[:1])
+    torch.testing.assert_close(made.hidden_states[1], streams[:1].sum(dim=2))

@@ -31,9 +31,12 @@ def take_first_rows(forward: Forward, starts: Sequence[int], counts: Sequence[in
     def pick(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
         return None if tensors is None else tuple(tensor[:rows] for tensor in tensors)
 
+    states = forward.hidden_states
+    if states is not None:
+        states = tuple(state.narrow(_find_rows(forward, state), 0, rows) for state in states)
     return replace(
         forward,
-        hidden_states=pick(forward.hidden_states),
+        hidden_states=states,
         attentions=None if forward.attentions is None else tuple(w[:rows, ..., :num_keys] for w in forward.attentions),
         cross_attentions=pick(forward.cross_attentions),
     )

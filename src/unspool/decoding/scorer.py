@@ -286,14 +286,15 @@ class Scorer:
     ) -> NoTokenLeftError:
         """Which processors left the row at `place` without a token, from logits (rows, vocab) of its next one.
 
-        `history` is what they saw, if rows have moved since.
+        `history` is what they saw, if rows have moved since. Groups of beams are judged as the first one is, whose
+        tokens no other group has lowered.
         """
         width = rows.ends[place]
         return explain_no_token(
             self.processors,
             rows.history(width) if history is None else history,
             logits,
-            self._find_extra(rows, width),
+            {**self._find_extra(rows, width), "current_tokens": rows.history(width)[:, -1], "beam_group_idx": 0},
             place=place,
             where=f"row {rows.numbers[place]}, at position {rows.lengths[place]}",
         )

@@ -28,6 +28,8 @@ def explain_no_token(
         )
     takers: list[str] = []
     for processor in processors:
+        if bool(scores[place].isneginf().all()):
+            break  # what others make of that, NaN for instance, is not their fault
         name = getattr(processor, "__name__", type(processor).__name__)
         after = LogitsProcessorList([processor], starts=processors.starts)(input_ids, scores.clone(), **extra)
         if bool(after[place].isnan().any()) or bool(after[place].isposinf().any()):

@@ -24,5 +24,6 @@ class LogitNormalization(LogitsProcessor):
     counts_columns = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """The logarithm of the scores' softmax."""
-        return scores.log_softmax(dim=-1)
+        """The logarithm of the scores' softmax; a row without tokens, which has none, stays as it is."""
+        is_empty = scores.amax(dim=-1, keepdim=True).isneginf()
+        return scores.log_softmax(dim=-1).masked_fill_(is_empty, float("-inf"))

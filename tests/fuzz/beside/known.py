@@ -141,7 +141,8 @@ def differs(call: Call, way: str, found: str) -> bool:
         return True  # a streamer is told the prompt as it was given; transformers was asked with pad tokens in front
     has_gaps = call.is_right_padded or call.has_hidden_holes or has_holes
     is_wider = "negative" in call.extras and "again" in call.extras  # the cache has the longer prompt's columns
-    if (call.model == "mpt" and (has_gaps or is_wider) and way == "adapter") or (call.model == "roformer" and has_gaps):
+    lacks_positions = call.model == "roformer" or (call.model == "mpt" and way == "adapter")
+    if lacks_positions and (has_gaps or is_wider):
         return True  # the object's forward takes no positions, and counts masked columns
     if call.sounds and call.has_beams and re.search("(attentions|hidden_states|scores|logits) of step", found):
         return True  # it keeps one beam's for each row, whichever stands in the row's place

@@ -113,6 +113,29 @@ def test_a_returned_cache_is_continued(name: str, num_more: int, native: bool) -
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("name", [*OBJECTS[-2:], "nemotron_h", "qwen4_exp", "ctrl"])
+def test_a_longer_negative_prompt_leaves_no_columns_in_a_returned_cache(name: str, kind: str, rows: int) -> None:
+    """Of the columns before the prompts, which no row has, a further turn knows nothing."""
+    model, told = make(name), {**NEW, "return_dict_in_generate": True, "output_logits": True}
+    prompts = torch.cat((PROMPT[:, :3], PROMPT[:, :3] + 20))[:rows]
+    asked: dict[str, Any] = {**told, "cache_implementation": kind, "guidance_scale": 1.5, "max_new_tokens": None}
+    asked |= {"max_length": 8, "cache_config": {"max_cache_len": 40}} if kind == "static" else {"max_length": 8}
+    first = unspool.generate(model, prompts, negative_prompt_ids=PROMPT.expand(rows, -1) + 5, **asked)
+    past = first.past_key_values
+    text = torch.cat((first.sequences, torch.tensor([[11, 12, 13]]).expand(rows, -1)), dim=1)
+    for layer in past.layers:
+        assert not isinstance(keys := getattr(layer, "keys", None), torch.Tensor) or keys.shape[-2] in (7, 40)
+    told |= {
+        "max_new_tokens": 1,
+        "attention_mask": torch.ones_like(text),
+    }  # a token that was written may be a pad token
+    expected = unspool.generate(model, text, **told)
+    found = unspool.generate(model, text, past_key_values=past, **told)
+    torch.testing.assert_close(found.logits[0], expected.logits[0], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("num_more", [0, 3])
 @pytest.mark.parametrize("name", ["deepseek_v32", "hy_v4", "granitemoehybrid", "qwen3_next"])
 def test_embeddings_behind_a_returned_cache_are_read(name: str, num_more: int) -> None:

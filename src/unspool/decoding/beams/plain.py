@@ -220,6 +220,10 @@ class PlainBeams:
                 beam.tokens.append(self._rows.pad_token_id)
             return list(range(first, first + settings.num_beams))
 
+        spoilt = min((one.parent for one in candidates if math.isnan(one.sum_logprobs)), default=None)
+        if spoilt is not None:
+            raise explain(first + spoilt)  # NaN is ranked first, so what others could go on with is not among these
+
         def grow(one: Candidate) -> Beam:
             return search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs)
 
@@ -235,7 +239,7 @@ class PlainBeams:
         if self._trace is not None:
             finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
             self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
-        is_stuck = not any(one.sum_logprobs > NEVER / 2 for one in candidates)  # NaN is no token either
+        is_stuck = not any(one.sum_logprobs > NEVER / 2 for one in candidates)
         if is_stuck and not search.finished:
             raise explain(first)
         going = [candidates[place] for place in kept]
@@ -278,6 +282,5 @@ class PlainBeams:
 
 
 def _rank(candidate: Candidate) -> float:
-    """What candidates go on by: the log-probability, lowered if it ends here; what is no number comes last."""
-    lowered = candidate.sum_logprobs + (NEVER if candidate.reason else 0.0)
-    return lowered if lowered == lowered else -math.inf
+    """What candidates go on by: the log-probability, lowered if it ends here."""
+    return candidate.sum_logprobs + (NEVER if candidate.reason else 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -100,6 +101,18 @@ class ScoredBeams:
     def _explain_end(self, num_tokens: int) -> str:
         """Why a hypothesis ended that has an end token as the last of so many new tokens."""
         return "length" if self._finish.cuts_at(self._width + num_tokens) else "eos"
+
+    def _check_candidates(
+        self, best: Sequence[Sequence[float]], beams: Sequence[Sequence[int]], group: int, places: Sequence[int]
+    ) -> None:
+        """Raise if a candidate of a group's rows, which stand at `places`, is no number, or if none is possible and
+        nothing is finished. `best` are the log-probabilities, one list per prompt, of what continues `beams`."""
+        for prompt, (totals, continued) in enumerate(zip(best, beams, strict=True)):
+            numbers = zip(totals, continued, strict=True)
+            spoilt = min((beam for total, beam in numbers if math.isnan(total)), default=None)
+            is_stuck = max(totals) <= NEVER / 2 and not self._judge.finished(prompt, group)
+            if (spoilt is not None or is_stuck) and not self._judge.is_over(prompt, group):
+                raise self._scorer.explain_no_token(self._rows, places[prompt * self._size + (spoilt or 0)])
 
     def _stay_home(self, place: int, source: int) -> int:
         """The row to go on from: the scorer sends rows of prompts that are done to row 0, where they have no place."""
@@ -222,6 +235,7 @@ class GroupBeams(ScoredBeams):
         parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
         before = list(self._origins)
         for number, (group, (tokens, beams, best)) in enumerate(zip(self._groups, listed, strict=True)):
+            self._check_candidates(best, beams, number, group)
             offers = BeamOffers(
                 find_ids=partial(self._read_group, group),
                 length=self._width + self._num_tokens + 1,
@@ -253,6 +267,7 @@ class GroupBeams(ScoredBeams):
         before = list(self._origins)
         for number, (best, tokens, beams) in enumerate(self._read_groups(current, running, goes_on)):
             group = self._groups[number]
+            self._check_candidates(best.tolist(), beams.tolist(), number, group)
             if self._notes is not None:
                 self._notes.look(number)
             offers = read_offers(
@@ -324,6 +339,7 @@ class ConstrainedBeams(ScoredBeams):
         running = send(self._totals, rows.device, torch.float32)
         num_beams = self._settings.num_beams
         best, tokens, beams = read_best(scores, running, num_beams, self._settings.num_candidates)
+        self._check_candidates(best.tolist(), beams.tolist(), 0, range(len(rows)))
         if self._notes is not None:
             self._notes.look(0)
         verdict = self._judge.process(

@@ -57,6 +57,7 @@ def dress_cache(
     """
     if isinstance(cache, ColumnCache):
         cache.close_gaps()
+        cache.leave_out_ahead()
         return cache.past
     if isinstance(cache, EncoderDecoderCache) and type(cache) is EncoderDecoderCache:
         from transformers.cache_utils import EncoderDecoderCache as TheirPair

@@ -40,11 +40,11 @@ def mark_held(past: Any, num_read: int, inner: Inner) -> None:
         setattr(past, _PLACE, _Held(num_read, inner, counted, sample))
 
 
-def move_held(before: Any, past: Any, inner: Inner) -> None:
-    """Write it down anew once the rows of a cache, or of the one that it was made of, have moved."""
+def move_held(before: Any, past: Any, inner: Inner, *, num_fewer: int = 0) -> None:
+    """Write it down anew once the rows of a cache, or of the one that it was made of, have moved, or lost columns."""
     known = _find(before)
     if known is not None:
-        mark_held(past, known.num_read, inner)
+        mark_held(past, known.num_read - num_fewer, inner)
 
 
 def find_inner(past: Any) -> Inner | None:

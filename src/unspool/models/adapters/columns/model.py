@@ -339,6 +339,7 @@ class ColumnModel(AdaptedModel):
                 "output_hidden_states and output_attentions out"
             )
         cache.prompt = own.join(others)
+        cache.num_ahead = cache.prompt.width - own.width
 
     def _find_lengths(self, cache: ColumnCache) -> list[int]:
         return cache.prompt.lengths

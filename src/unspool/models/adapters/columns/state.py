@@ -20,6 +20,8 @@ _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can
 _WINDOW_LAYERS = frozenset({"DynamicSlidingWindowLayer", "StaticSlidingWindowLayer"})  # what leaves a window is gone
 _FIXED_LAYERS = frozenset({"StaticLayer"})  # the same in memory taken at once, with a count of what is in use
 _INDEXED_LAYERS = frozenset({"DynamicIndexedLayer", "StaticIndexedLayer"})  # and what keys are found by, which stays
+_BY_COLUMN = {"keys": -2, "values": -2, "indexer_keys": -2}  # tensors of layers
+_COUNTS = ("cumulative_length", "indexer_cumulative_length")
 
 
 @dataclass
@@ -96,6 +98,12 @@ class Columns:
         self.ids, self.mask = self.ids[:, :width], self.mask[:, :width]
         self.positions = None if self.positions is None else self.positions[..., :width]
 
+    def leave_out(self, count: int) -> None:
+        """Go on without the first columns."""
+        self.ids, self.mask = self.ids[:, count:], self.mask[:, count:]
+        self.positions = None if self.positions is None else self.positions[..., count:]
+        self.num_read = max(self.num_read - count, 0)
+
     def select(self, index: torch.Tensor) -> None:
         """Keep, repeat or reorder rows."""
         self.ids, self.mask = self.ids.index_select(0, index), self.mask.index_select(0, index)
@@ -127,6 +135,7 @@ class ColumnCache(Cache):
         self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
         self.was_repeated = False  # rows were repeated since the last pass
         self.may_gap = False  # rows have taken different numbers of drafted tokens
+        self.num_ahead = 0  # columns that a longer negative prompt has put before the prompts' own
         self.has_inner = False  # the model's modules keep states themselves
         self.inner: Inner = ()
         self._snapshot: tuple[Any, Inner, Columns, dict[str, Any], list[int]] | None = None
@@ -230,6 +239,20 @@ class ColumnCache(Cache):
                 index = order[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]).to(held.device)
                 setattr(layer, name, torch.cat((held[:, :, :first], held.gather(2, index)), dim=2))
         self._cut(columns, int(columns.find_last().max()) + 1)
+
+    def leave_out_ahead(self) -> None:
+        """Leave out the columns before the prompts' own, so that a further turn finds the keys where sequences have
+        their tokens."""
+        count, self.num_ahead = self.num_ahead, 0
+        if not count or self.columns is None or not self.columns.num_read:
+            return
+        num_read = self.columns.num_read
+        for layer in getattr(self.past, "layers", ()):
+            _leave_out(layer, count, num_read)
+        self.columns.leave_out(count)
+        self.prompt = self.prompt.copy()
+        self.prompt.leave_out(count)
+        move_held(self.past, self.past, self.inner, num_fewer=count)
 
     def begin_again(self, lengths: Sequence[int]) -> bool:
         """Take a fresh cache of transformers', so that the next pass reads the prompt; False if it can't be had."""
@@ -352,6 +375,25 @@ class ColumnCache(Cache):
     def __len__(self) -> int:
         past = self.past
         return len(past) if hasattr(past, "__len__") else 0
+
+
+def _leave_out(layer: Any, count: int, num_read: int) -> None:
+    """Take the first columns out of what a layer of transformers' holds of those that were read; states have none."""
+    for name, dim in {**_BY_COLUMN, "indexer_position_ids": -1}.items():
+        held = getattr(layer, name, None)
+        if not isinstance(held, torch.Tensor):
+            continue
+        size, num_kept = held.shape[dim], num_read - count
+        num_gone = count - max(num_read - size, 0)  # a window may have lost them before
+        if "Static" in type(layer).__name__ and name in _BY_COLUMN:  # memory taken at once
+            if num_gone > 0:
+                moved = held.narrow(dim, num_gone, size - num_gone).clone()
+                held.zero_().narrow(dim, 0, size - num_gone).copy_(moved)
+        elif size > num_kept:
+            setattr(layer, name, held.narrow(dim, size - num_kept, num_kept).clone())
+    for name in _COUNTS:
+        if getattr(layer, name, None) is not None:
+            setattr(layer, name, getattr(layer, name) - count)
 
 
 def _column(lengths: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
