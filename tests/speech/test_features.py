@@ -111,6 +111,13 @@ def test_silence_is_known() -> None:
     assert frames.is_silent(0) and not frames.is_silent(90)
 
 
+def test_a_silent_window_is_silent_beside_sound() -> None:
+    """The frames at its ends read samples of its neighbours."""
+    silence = np.zeros(RATE, np.float32)
+    frames = Frames(open_sound(np.concatenate((draw_sound(1.0), silence, draw_sound(1.0)))), FeatureShape(80, 100, 2))
+    assert [frames.is_silent(seek) for seek in (0, 96, 100, 104, 200, 299)] == [False, False, True, False, False, False]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_no_sound(value: float) -> None:
     samples = draw_sound(0.5)

@@ -111,10 +111,12 @@ class Frames:
         return F.pad(features, (0, self._window - num_frames))
 
     def is_silent(self, seek: int) -> bool:
-        """Whether there is no sound at all in the window at `seek`."""
+        """Whether there is no sound at all in the window at `seek`, whatever stands beside it."""
         num_frames = self.num_left(seek)
         start = seek - self._first
-        return bool((self._powers[:, start : start + num_frames] <= math.log10(_FLOOR) + 1e-6).all())
+        powers = self._powers[:, start : start + num_frames]
+        inner = powers[:, WINDOW // 2 // HOP + 1 : -1]  # the other frames read the neighbours' samples too
+        return bool(((inner if inner.shape[1] else powers) <= math.log10(_FLOOR) + 1e-6).all())
 
     def count_positions(self, seek: int) -> int | None:
         """The encoder's positions of a window that hold sound."""

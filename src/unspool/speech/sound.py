@@ -155,7 +155,8 @@ def _open_with_soundfile(open_content: Callable[[], Any], name: str) -> Sound:
     try:
         import soundfile
     except ImportError as error:
-        raise MissingExtraError("soundfile", EXTRA, f"{name}, which is not an uncompressed WAV file,") from error
+        what = f"{name} is not an uncompressed WAV file; reading FLAC, Ogg, MP3 or another kind of sound"
+        raise MissingExtraError("soundfile", EXTRA, what) from error
     try:
         with open_content() as content, soundfile.SoundFile(content) as file:
             rate, channels, num_frames = int(file.samplerate), int(file.channels), int(file.frames)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 from unspool.errors import LoadError
 from unspool.small_files import write_text
@@ -22,7 +21,7 @@ def write_model(
     for name, values in tensors.items():
         if not np.isfinite(values).all():
             raise LoadError(f"the weights {name[:80]!r} have a number that is not finite")
-    named = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in tensors.items()}
+    named = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     save_file(named, target / "model.safetensors", metadata={"format": "pt"})
     ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
     write_text(target / "config.json", json.dumps(config, indent=1))
