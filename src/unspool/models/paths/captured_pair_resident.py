@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from unspool.kernels.gpu.launching import is_hopper
@@ -14,8 +12,6 @@ from unspool.models.paths.captured_pair_blocks import FusedPairBody
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
 from unspool.models.weights import Norm
-
-_NORMS: Final = 3  # of a block
 
 
 class ResidentPairBody(FusedPairBody):
@@ -55,8 +51,11 @@ class ResidentPairBody(FusedPairBody):
 
 
 def can_reside(parts: PairParts, dtype: torch.dtype) -> bool:
-    """Whether all blocks of one row's step can be one kernel."""
+    """Whether all blocks of one row's step can be one kernel. Over sounds, whose 1,500 positions its few programs would
+    read one block after the other, it was not measured."""
     spec = parts.spec
+    if spec.features is not None:
+        return False
     if not is_hopper() or dtype != torch.bfloat16 or parts.biases or spec.is_gated or spec.activation not in CODES:
         return False
     layers = list_resident_layers(parts)
