@@ -184,12 +184,12 @@ INLINE float half_to_float(uint16_t half) {
     memcpy(&h, &half, 2);
     return (float)h;
 #else
-    uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
+    const uint32_t size = half & 0x7fff, normal = (size << 13) + (112u << 23);
+    const float subnormal = (float)(int32_t)size * 0x1p-24f; /* no small float on the way, which may count as zero here */
+    uint32_t bits;
+    memcpy(&bits, &subnormal, 4);
+    bits = (size < 0x400 ? bits : normal) | (uint32_t)(half & 0x8000) << 16;
     float f;
-    memcpy(&f, &bits, 4);
-    f *= 0x1p112f; /* moves the exponent, and makes subnormal numbers right too */
-    memcpy(&bits, &f, 4);
-    bits |= (uint32_t)(half & 0x8000) << 16;
     memcpy(&f, &bits, 4);
     return f;
 #endif
