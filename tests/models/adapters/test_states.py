@@ -136,13 +136,14 @@ def test_a_longer_negative_prompt_leaves_no_columns_in_a_returned_cache(name: st
     torch.testing.assert_close(found.logits[0], expected.logits[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("num_more", [0, 3])
-@pytest.mark.parametrize("name", ["deepseek_v32", "hy_v4", "granitemoehybrid", "qwen3_next"])
-def test_embeddings_behind_a_returned_cache_are_read(name: str, num_more: int) -> None:
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "deepseek_v32", "hy_v4", "granitemoehybrid", "qwen3_next"])
+def test_embeddings_behind_a_returned_cache_are_read(name: str, num_more: int, rows: int) -> None:
     """They are no token's, and there are no tokens beside them."""
     model = make(name)
     embed, told = model.get_input_embeddings(), {**NEW, "return_dict_in_generate": True}
-    noise = 0.1 * torch.randn(1, 11, 32, generator=torch.Generator().manual_seed(1))
+    noise = 0.1 * torch.randn(rows, 11, 32, generator=torch.Generator().manual_seed(1))
     embeds = embed(torch.cat((PROMPT, torch.tensor([[11, 12, 13]])), dim=1)) + noise
     whole = unspool.generate(model, inputs_embeds=embeds[:, : 8 + num_more], **NEW)
     first = unspool.generate(model, inputs_embeds=embeds[:, :8], **{**told, "max_new_tokens": 4 if not num_more else 1})

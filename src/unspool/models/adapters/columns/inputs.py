@@ -48,7 +48,12 @@ class PassInputs:
         if is_first and not self._is_pair and inputs.get("inputs_embeds") is not None:
             inputs["inputs_embeds"] = self._fit_embeds(inputs["inputs_embeds"], ids, cache.prompt.width)
         with name_failures(self._model):
-            return dict(prepare(ids, **inputs))
+            made = dict(prepare(ids, **inputs))
+            if not (is_first and columns.num_read and cache.keeps_states and made.get("inputs_embeds") is not None):
+                return made
+            # Behind states embeddings are read as a step's token is: Mamba would spread one over a mask of all columns.
+            step = dict(prepare(ids, **{**inputs, "is_first_iteration": False}))
+            return {**step, "input_ids": None, "inputs_embeds": made["inputs_embeds"]}
 
     def _fit_embeds(self, embeds: torch.Tensor, ids: torch.Tensor, prompt_width: int) -> torch.Tensor:
         """The prompt's embeddings up to the last of the columns; what follows them is embedded here."""
