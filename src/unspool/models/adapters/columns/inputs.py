@@ -42,18 +42,18 @@ class PassInputs:
         else:
             first = columns.width - num_asked
             inputs["cache_position"] = torch.arange(first, columns.width, device=columns.ids.device)
-        if "is_first_iteration" in known:
-            inputs["is_first_iteration"] = is_first
-        ids = columns.ids
+        ids, embeds = columns.ids, None
         if is_first and not self._is_pair and inputs.get("inputs_embeds") is not None:
-            inputs["inputs_embeds"] = self._fit_embeds(inputs["inputs_embeds"], ids, cache.prompt.width)
+            embeds = inputs["inputs_embeds"] = self._fit_embeds(inputs["inputs_embeds"], ids, cache.prompt.width)
+        # Behind states embeddings are read as a step's token is: Mamba would spread one over a mask of all columns.
+        is_behind = embeds is not None and columns.num_read > 0 and cache.keeps_states
+        if "is_first_iteration" in known:
+            inputs["is_first_iteration"] = is_first and not is_behind
         with name_failures(self._model):
             made = dict(prepare(ids, **inputs))
-            if not (is_first and columns.num_read and cache.keeps_states and made.get("inputs_embeds") is not None):
-                return made
-            # Behind states embeddings are read as a step's token is: Mamba would spread one over a mask of all columns.
-            step = dict(prepare(ids, **{**inputs, "is_first_iteration": False}))
-            return {**step, "input_ids": None, "inputs_embeds": made["inputs_embeds"]}
+        if embeds is not None and is_behind:
+            made |= {"input_ids": None, "inputs_embeds": embeds[:, -num_asked:].contiguous()}
+        return made
 
     def _fit_embeds(self, embeds: torch.Tensor, ids: torch.Tensor, prompt_width: int) -> torch.Tensor:
         """The prompt's embeddings up to the last of the columns; what follows them is embedded here."""
