@@ -22,7 +22,7 @@ from datetime import date
 from typing import Any
 
 import torch
-from gpu_profile import profile_layers, profile_passes  # benchmarks/gpu_profile.py
+from gpu_profile import profile_layers, profile_passes, profile_steps  # benchmarks/gpu_profile.py
 from gpu_step import measure_bandwidth  # benchmarks/gpu_step.py
 
 import unspool
@@ -96,6 +96,21 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SHAPES["nllb-600m"] = ("M2M100", {**SHAPES["bart-large"][1], "vocab_size": 256206, "scale_embedding": True})
+SHAPES["whisper-medium"] = (
+    "Whisper",
+    {
+        **SHAPES["whisper-large-v3"][1],
+        "d_model": 1024,
+        "encoder_layers": 24,
+        "decoder_layers": 24,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+        "num_mel_bins": 80,
+        "vocab_size": 51865,
+    },
+)
 CLASSES = {"Marian": "MarianMTModel"}  # others are called …ForConditionalGeneration
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
@@ -228,6 +243,9 @@ def measure_one(
 
     path = unspool.generate(model, **source, **asked, max_new_tokens=8, return_dict_in_generate=True).stats.path
     ours(options.new // 2)
+    if options.profile:
+        name, num_layers = f"  {rows} rows {beams} beams {way}", model.spec.decoder.num_layers
+        profile_steps(lambda: ours(options.new), name, "_take_verified", num_layers)
     here = measure(ours, options.new, options.rounds)
     length = model.info.features.positions if model.info.features is not None else options.source
     floor = 1e3 * count_bytes(model, rows, length) / bandwidth

@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,8 +55,8 @@ class Kernel(NamedTuple):
     adds: float  # from the end of the kernel before it: over a pass, these add up to its time
 
 
-def list_kernels(run: Callable[[], object], passes: int = 4) -> list[list[Kernel]]:
-    """The kernels of some passes, each in the order in which they end."""
+def trace_device(run: Callable[[], object], passes: int, kinds: Sequence[str]) -> list[tuple[float, float, str]]:
+    """What the device did, in the order in which it ended: when that was, how long it took, and what it was."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(passes):
             run()
@@ -65,9 +65,12 @@ def list_kernels(run: Callable[[], object], passes: int = 4) -> list[list[Kernel
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    times = sorted(
-        (one["ts"] + one["dur"], one["dur"], one["name"]) for one in events if "kernel" in str(one.get("cat"))
-    )
+    return sorted((one["ts"] + one["dur"], one["dur"], one["name"]) for one in events if one.get("cat") in kinds)
+
+
+def list_kernels(run: Callable[[], object], passes: int = 4) -> list[list[Kernel]]:
+    """The kernels of some passes, each in the order in which they end."""
+    times = trace_device(run, passes, ("kernel",))
     each = len(times) // passes
     found = []
     for first in range(0, each * passes, each):
@@ -80,6 +83,32 @@ def list_kernels(run: Callable[[], object], passes: int = 4) -> list[list[Kernel
             ]
         )
     return found
+
+
+def profile_steps(run: Callable[[], object], name: str, last: str, num_layers: int) -> None:
+    """Print what each part of a text's steps adds, where each step ends with a kernel of a name: medians of the second
+    half of the steps. Copies and torch's own kernels between steps are parts too."""
+    times = trace_device(run, 1, ("kernel", "gpu_memcpy", "gpu_memset"))
+    ends = [place for place, (*_, what) in enumerate(times) if what == last]
+    steps = [times[before : end + 1] for before, end in zip(ends, ends[1:], strict=False)]
+    steps = steps[len(steps) // 2 :]
+    size = statistics.mode(map(len, steps))
+    whole = statistics.mean(one[-1][0] - one[0][0] for one in steps)
+    alike = [one for one in steps if len(one) == size]
+    print(
+        f"{name}: {whole:.1f} us a step of a text under the profiler, {len(alike)} of {len(steps)} of {size - 1} parts"
+    )
+    adds = [statistics.median(one[place][0] - one[place - 1][0] for one in alike) for place in range(1, size)]
+    names = [what for *_, what in alike[0][1:]]
+    first, count = find_layers(names, num_layers)
+    for slot in range(count):
+        places = range(first + slot, first + num_layers * count, count)
+        lasts = statistics.median(alike[0][1 + place][1] for place in places)
+        mean = statistics.mean(adds[place] for place in places)
+        print(f"{mean:9.2f} us a layer, lasts {lasts:6.2f}  {names[first + slot][:60]}")
+    for place, what in enumerate(names):
+        if not first <= place < first + num_layers * count:
+            print(f"{adds[place]:9.2f} us once, lasts {alike[0][1 + place][1]:6.2f}  {what[:60]}")
 
 
 def find_layers(names: list[str], num_layers: int) -> tuple[int, int]:

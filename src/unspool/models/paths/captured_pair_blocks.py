@@ -181,14 +181,11 @@ class FusedPairBody(PairBody):
         multiply(weights.head.operand, given, logits, bias=weights.head.bias)
 
     def _embed_states(self, inputs: StepInputs) -> None:
-        weights, table, positions = self._weights, self._parts.positions, self._pair.decoder.positions
+        weights = self._weights
         if not isinstance(weights.embedding, Embedding):
             self._x.copy_(self._embed(inputs))
             return
-        places = None
-        if table is not None and positions is not None:
-            places = LearnedPositions(table, positions.offset, inputs.lengths, self._shape.is_forked)
-        embed(inputs.tokens, weights.embedding.weight, self._scale, self._x, places)
+        embed(inputs.tokens, weights.embedding.weight, self._scale, self._x, self._find_places(inputs))
         norm = weights.embedding_norm
         if norm is None:
             return
@@ -196,6 +193,12 @@ class FusedPairBody(PairBody):
             normalise_by(norm, self._x, self._x)
         else:
             self._late = norm
+
+    def _find_places(self, inputs: StepInputs) -> LearnedPositions | None:
+        table, positions = self._parts.positions, self._pair.decoder.positions
+        if table is None or positions is None:
+            return None
+        return LearnedPositions(table, positions.offset, inputs.lengths, self._shape.is_forked)
 
     def _find_product(self, linear: AnyLinear) -> Callable[..., None]:
         """The kernels for a matrix of a block."""

@@ -6,12 +6,12 @@ import torch
 
 from unspool.kernels.gpu.launching import is_hopper
 from unspool.kernels.gpu.products.activations import CODES
-from unspool.kernels.gpu.resident.blocks import ResidentBlocks, ResidentLayer, takes_layers
+from unspool.kernels.gpu.resident.blocks import ResidentBlocks, ResidentLayer, TokenState, takes_layers
 from unspool.models.paths.captured_body import StepInputs
 from unspool.models.paths.captured_pair_blocks import FusedPairBody
 from unspool.models.paths.captured_pair_parts import PairParts
 from unspool.models.paths.captured_shape import PassShape
-from unspool.models.weights import Norm
+from unspool.models.weights import Embedding, Norm
 
 
 class ResidentPairBody(FusedPairBody):
@@ -33,10 +33,9 @@ class ResidentPairBody(FusedPairBody):
         self._x, out = self._buffers
         self._late = None
         self._begin(inputs)
-        self._embed_states(inputs)
         num_layers = self._spec.num_layers
         self._blocks(
-            self._x,
+            self._find_state(inputs),
             out,
             inputs.base,
             inputs.table,
@@ -48,6 +47,14 @@ class ResidentPairBody(FusedPairBody):
         )
         self._x = out
         self._late = None if self._pair.is_norm_first else self._weights.layers[-1].ffn_norm
+
+    def _find_state(self, inputs: StepInputs) -> torch.Tensor | TokenState:
+        """What the blocks begin with: they look the token up, unless a norm lies between."""
+        embedding, has_norm = self._weights.embedding, self._weights.embedding_norm is not None
+        if isinstance(embedding, Embedding) and not (has_norm and self._pair.is_norm_first):
+            return TokenState(inputs.tokens, embedding.weight, self._scale, self._find_places(inputs))
+        self._embed_states(inputs)
+        return self._x
 
 
 def can_reside(parts: PairParts, dtype: torch.dtype) -> bool:

@@ -70,6 +70,12 @@ def transpose_values(vs, D: gl.constexpr, WARPS: gl.constexpr, TRANSPOSED: gl.co
     return transposed
 
 
+@gluon.jit
+def find_read(taken, D: gl.constexpr):
+    """Which number of a head stands in a place of what `transpose_values` made."""
+    return taken % 8 * (D // 8) + taken // 16 * 2 + taken // 8 % 2
+
+
 @gluon.constexpr_function
 def lay_scores(warps):
     """How the first eight queries' scores (warps, 8, 16) come out of the tensor cores, and weights go in."""
@@ -124,6 +130,26 @@ def read_values(
         weights = gl.convert_layout(weights.to(dtype).permute(0, 2, 1), WEIGHTS)
         read = mma_v2(vs[tile], weights, read)
     return read, gl.sum(sums, 2)
+
+
+@gluon.jit
+def join_warps(top_room, sum_room, read_room, score, value, HAS_ONE_MORE: gl.constexpr, RESULT: gl.constexpr):
+    """What all warps have read, with one more key's score and value if there is one: the highest scores (1, 8), the
+    weights' sums (1, 8), and what is read by them (width, 8)."""
+    tops = top_room.load(gl.SliceLayout(1, RESULT))[:, None, :]
+    sums = sum_room.load(gl.SliceLayout(1, RESULT))[:, None, :]
+    peak = gl.max(tops, 0)
+    if HAS_ONE_MORE:
+        peak = gl.maximum(peak, score)
+    base = gl.where(peak == float("-inf"), 0.0, peak)
+    fades = gl.exp(tops - base[None, :, :])
+    whole = gl.sum(sums * fades, 0)
+    joined = gl.sum(read_room.load(RESULT) * fades, 0)
+    if HAS_ONE_MORE:
+        share = gl.exp(score - base)
+        whole += share
+        joined += value[:, None].to(gl.float32) * share
+    return peak, whole, joined / gl.where(whole == 0.0, 1.0, whole)
 
 
 @gluon.jit
@@ -315,25 +341,18 @@ def _attend_held(
         sum_room.store(total)
         read_room.store(read)
         gl.thread_barrier()
-        tops, sums = top_room.load(gl.SliceLayout(1, RESULT)), sum_room.load(gl.SliceLayout(1, RESULT))
-        peak = gl.max(tops, 0)
-        fades = gl.exp(tops - gl.where(peak == float("-inf"), 0.0, peak)[None, :])
-        whole = gl.sum((sums * fades)[:, None, :], 0)
-        joined = gl.sum(read_room.load(RESULT) * fades[:, None, :], 0) / gl.where(whole == 0.0, 1.0, whole)
-        taken = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
-        rd = taken % 8 * (D // 8) + taken // 16 * 2 + taken // 8 % 2  # as `transpose_values`
-        row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
+        peak, whole, joined = join_warps(top_room, sum_room, read_room, 0.0, 0.0, False, RESULT)
+        rd = find_read(gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT))), D)[:, None]
+        row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))[None, :]
         part = ((own * R + row) * SPLITS + split) * HEADS + head
-        if G > 1:
-            part = (own * SPLITS + split) * HEADS + head * G + row
-        is_out = (row < QUERIES)[None, :] & (rd >= 0)[:, None]
-        gl.store(VALUES + part[None, :] * D + rd[:, None], joined.to(VALUES.dtype.element_ty), mask=is_out)
-        row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, RESULT)))
         stat = ((own * R + row) * 2 * SPLITS + split) * HEADS + head
         if G > 1:
+            part = (own * SPLITS + split) * HEADS + head * G + row
             stat = (own * 2 * SPLITS + split) * HEADS + head * G + row
+        is_out = (row < QUERIES) & (rd >= 0)
+        gl.store(VALUES + part * D + rd, joined.to(VALUES.dtype.element_ty), mask=is_out)
         gl.store(STATS + stat, peak, mask=row < QUERIES)
-        gl.store(STATS + stat + SPLITS * HEADS, gl.sum(sums * fades, 0), mask=row < QUERIES)
+        gl.store(STATS + stat + SPLITS * HEADS, whole, mask=row < QUERIES)
 
 
 def attend_held(

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.products.activations import activate
-from unspool.kernels.gpu.products.norms import norm_row
+from unspool.kernels.gpu.products.norms import load_norm, norm_row
 from unspool.kernels.gpu.products.result import Around, launch_product
 
 
@@ -52,7 +52,8 @@ def _multiply_held(
         x = tl.load(X + row * K + rk, mask=rk < K, other=0.0).to(tl.float32)
         if HAS_NORM or IS_LAYER:
             pivot = tl.load(X + row * K).to(tl.float32)
-            x = norm_row(x, pivot, NORM, SHIFT, rk, rk < K, eps, K, IS_LAYER, HAS_NORM, HAS_SHIFT)
+            weight, shift = load_norm(NORM, SHIFT, rk, rk < K, HAS_NORM, HAS_SHIFT)
+            x = norm_row(x, pivot, weight, shift, rk < K, eps, K, IS_LAYER, HAS_NORM, HAS_SHIFT)
         rows = rows + (x,)
     for tile in tl.static_range(TILES):
         w_now, v_now = w, v

@@ -29,8 +29,19 @@ def find_moments(sums, squares, pivot, eps, K):
 
 
 @triton.jit
+def load_norm(WEIGHT, SHIFT, at, is_there, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr):
+    """A norm's weights and shifts for `norm_row`: no kernel writes them, so they may be loaded before its input."""
+    weight, shift = 1.0, 0.0
+    if HAS_WEIGHT:
+        weight = tl.load(WEIGHT + at, mask=is_there, other=0.0)
+    if HAS_SHIFT:
+        shift = tl.load(SHIFT + at, mask=is_there, other=0.0)
+    return weight, shift
+
+
+@triton.jit
 def norm_row(
-    x, pivot, WEIGHT, SHIFT, at, is_there, eps, K,
+    x, pivot, weight, shift, is_there, eps, K,
     IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """A whole row (padded with zeros) after its norm."""
@@ -41,9 +52,9 @@ def norm_row(
     else:
         x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
     if HAS_WEIGHT:
-        x *= tl.load(WEIGHT + at, mask=is_there, other=0.0).to(tl.float32)
+        x *= weight.to(tl.float32)
     if HAS_SHIFT:
-        x += tl.load(SHIFT + at, mask=is_there, other=0.0).to(tl.float32)
+        x += shift.to(tl.float32)
     return x
 
 
@@ -55,13 +66,14 @@ def _normalise(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * N
     at = tl.arange(0, BLOCK)
+    weight, shift = load_norm(WEIGHT, SHIFT, at, at < N, HAS_WEIGHT, HAS_SHIFT)
     let_next_start(PDL)
     wait_for_input(PDL)
     x = tl.load(X + row + at, mask=at < N, other=0.0).to(tl.float32)
     pivot = 0.0
     if IS_LAYER:
         pivot = tl.load(X + row).to(tl.float32)
-    y = norm_row(x, pivot, WEIGHT, SHIFT, at, at < N, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
+    y = norm_row(x, pivot, weight, shift, at < N, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
     if ADDS:
         y += tl.load(OUT + row + at, mask=at < N, other=0.0).to(tl.float32)
     y, place = arrange_row(y.to(OUT.dtype.element_ty), at, N, BLOCK, ORDER, IS_WHOLE)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
 from unspool.kernels.gpu.products.arranging import GROUP
-from unspool.kernels.gpu.products.norms import norm_row
+from unspool.kernels.gpu.products.norms import load_norm, norm_row
 from unspool.kernels.gpu.products.word_parts import arrange_row
 
 
@@ -37,7 +37,8 @@ def _add_parts(
         pivot = 0.0
         if IS_LAYER:  # any number of the row
             pivot = tl.sum(tl.where(at == 0, y.to(tl.float32), 0.0), 0)
-        x = norm_row(y.to(tl.float32), pivot, WEIGHT, SHIFT, at, is_there, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
+        weight, shift = load_norm(WEIGHT, SHIFT, at, is_there, HAS_WEIGHT, HAS_SHIFT)
+        x = norm_row(y.to(tl.float32), pivot, weight, shift, is_there, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
         x, place = arrange_row(x.to(NORMED.dtype.element_ty), at, N, BLOCK, ORDER, IS_WHOLE)
         tl.store(NORMED + row + place, x, mask=is_there)
 

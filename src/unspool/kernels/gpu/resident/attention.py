@@ -6,6 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from unspool.kernels.gpu.attention.held_attention import (
+    find_read,
+    join_warps,
     lay_scores,
     lay_values,
     load_keys,
@@ -15,7 +17,15 @@ from unspool.kernels.gpu.attention.held_attention import (
 )
 from unspool.kernels.gpu.gluon_launching import ask_for
 from unspool.kernels.gpu.resident.tables import pick_long
-from unspool.kernels.gpu.resident.words import LINE, put_weight, put_words, take_float, wait_for_parts
+from unspool.kernels.gpu.resident.words import (
+    LINE,
+    find_logarithm,
+    put_weight,
+    put_words,
+    take_float,
+    wait_for_parts,
+    wait_for_words,
+)
 
 
 @gluon.jit
@@ -53,12 +63,11 @@ def load_first_keys(keys, begin, end, H: gl.constexpr, D: gl.constexpr, WARPS: g
 
 @gluon.jit
 def attend(
-    given, keys, length, begin, end, is_last, scale, VALUES, WEIGHTS, tag, head, split,
-    top_room, sum_room, read_room,
-    H: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, WRITES: gl.constexpr, ks, vs,
+    given, keys, begin, end, is_last, scale, VALUES, WEIGHTS, tag, head, split, top_room, sum_room, read_room,
+    H: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, HAS_NEW: gl.constexpr, ks, vs,
 ):  # fmt: skip
-    """Read some keys of a head by the query in shared memory, behind which its new key and value stand: see
-    `held_attention`. Leaves the split's part."""
+    """Read some keys of a head by the query in shared memory, behind which its new key and value stand as
+    `wait_for_asked` finds them: see `held_attention`. Leaves the split's part; the last one's has the new key too."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
@@ -67,6 +76,8 @@ def attend(
     V: gl.constexpr = lay_values(WARPS, D)
     SCORES: gl.constexpr = lay_scores(WARPS)
     RESULT: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 4, 8], [1, WARPS, 1], [2, 1, 0])
+    PAIRS: gl.constexpr = gl.BlockedLayout([D // 32], [32], [WARPS], [0])
+    TAKEN: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, RESULT))
     BLOCK: gl.constexpr = WARPS * 16
     dtype: gl.constexpr = given.dtype
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
@@ -80,13 +91,11 @@ def attend(
     q = given.slice(0, D, dim=0).load(gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None, :]
     q = q.broadcast_to([WARPS, 16, D])
     none = gl.full(scored.shape, 0.0, gl.float32, scored.type.layout)
-    k_new, v_new = none, none
-    if WRITES:  # the last split sees the new key too, and writes it
-        k_new = given.slice(D, D, dim=0).load(gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
-        v_new = given.slice(2 * D, D, dim=0).load(gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
-        end += gl.where(is_last, 1, 0)
-        ks = (gl.where(is_last & (place == length), k_new, ks[0]),)
-        vs = (gl.where(is_last & (value_place == length), v_new, vs[0]),)
+    score, value = 0.0, none
+    if HAS_NEW:
+        made = given.slice(0, D, dim=0).load(PAIRS).to(gl.float32) * given.slice(D, D, dim=0).load(PAIRS).to(gl.float32)
+        score = gl.where(is_last, gl.sum(made, 0) * scale, float("-inf"))
+        value = given.slice(2 * D, D, dim=0).load(TAKEN)
     scores, highest = score_keys(q, ks, (none,), (scored < end,), scale, WARPS, SUMS, SCORES)
     base = gl.where(highest == float("-inf"), 0.0, highest)
     read = gl.zeros([WARPS, D, 8], gl.float32, SUMS)
@@ -97,9 +106,6 @@ def attend(
         later = start - begin
         k_others = load_keys(keys, place + later, number, end, WARPS, 1, 2 * H)
         v_others = load_keys(keys + H, value_place + later, column, end, WARPS, 1, 2 * H)
-        if WRITES:
-            k_others = (gl.where(is_last & (place + later == length), k_new, k_others[0]),)
-            v_others = (gl.where(is_last & (value_place + later == length), v_new, v_others[0]),)
         scores_others, higher = score_keys(q, k_others, (none,), (scored + later < end,), scale, WARPS, SUMS, SCORES)
         higher = gl.maximum(highest, higher)
         base = gl.where(higher == float("-inf"), 0.0, higher)
@@ -108,28 +114,31 @@ def attend(
         others_transposed = transpose_values(v_others, D, WARPS, TRANSPOSED)
         read, more = read_values(scores_others, base, others_transposed, read, dtype, WARPS, SCORES, WEIGHTING)
         highest, total = higher, total * fade + more
-    if WRITES:
-        if is_last:
-            into = keys + length.to(gl.int64) * 2 * H
-            gl.store(into + number, k_new)
-            gl.store(into + H + column, v_new)
     top_room.store(highest)
     sum_room.store(total)
     read_room.store(read)
     gl.thread_barrier()
-    tops, sums = top_room.load(gl.SliceLayout(1, RESULT)), sum_room.load(gl.SliceLayout(1, RESULT))
-    peak = gl.max(tops, 0)
-    fades = gl.exp(tops - gl.where(peak == float("-inf"), 0.0, peak)[None, :])
-    whole = gl.sum((sums * fades)[:, None, :], 0)
-    joined = gl.sum(read_room.load(RESULT) * fades[:, None, :], 0) / gl.where(whole == 0.0, 1.0, whole)
-    taken = gl.arange(0, D, gl.SliceLayout(1, gl.SliceLayout(0, RESULT)))
-    rd = taken % 8 * (D // 8) + taken // 16 * 2 + taken // 8 % 2  # as `transpose_values`
-    row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))
-    at = VALUES + split * H + head * D + rd[:, None] + row[None, :] * 0
-    put_words(at, joined, tag, (row == 0)[None, :] & (rd >= 0)[:, None])
-    row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, RESULT)))
-    weight = peak + gl.log(gl.sum(sums * fades, 0))
-    put_weight(WEIGHTS + (split * (H // D) + head) * LINE + row * 0, weight, tag, row == 0)
+    peak, whole, joined = join_warps(top_room, sum_room, read_room, score, value, HAS_NEW, RESULT)
+    rd = find_read(gl.arange(0, D, TAKEN), D)[:, None]
+    row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, RESULT)))[None, :]
+    put_words(VALUES + split * H + head * D + rd + row * 0, joined, tag, (row == 0) & (rd >= 0))
+    put_weight(WEIGHTS + (split * (H // D) + head) * LINE + row * 0, peak + find_logarithm(whole), tag, row == 0)
+
+
+@gluon.jit
+def wait_for_asked(WORDS, head, word, tag, H: gl.constexpr, D: gl.constexpr):
+    """A head's query, its new key and its new value, in the order in which `attend` takes them."""
+    which, place = gl.minimum(word // D, 2), word % D
+    place = gl.where(which == 2, find_read(place, D), place)
+    return wait_for_words(WORDS + which * H + head * D + place, tag + word * 0, 1, 1)
+
+
+@gluon.jit
+def write_new(found, word, keys, length, is_last, H: gl.constexpr, D: gl.constexpr):
+    """Write a head's new key and value, as `wait_for_asked` has found them, behind its others."""
+    which, place = word // D, word % D
+    place = gl.where(which == 2, H + find_read(place, D), place)
+    gl.store(keys + length.to(gl.int64) * 2 * H + place, found, mask=is_last & (which > 0) & (which < 3))
 
 
 @gluon.jit

@@ -24,9 +24,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from unspool.kernels.gpu.arguments import round_up
 from unspool.kernels.gpu.attention.split_attention import UNIT
-from unspool.kernels.gpu.launching import launch
+from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.resident.kernel import run_blocks
 from unspool.kernels.gpu.resident.words import LINE
+from unspool.kernels.gpu.sampling.tokens import LearnedPositions
 
 WARPS: Final = 8
 WIDTH: Final = 64  # of a head
@@ -48,6 +49,16 @@ class ResidentLayer:
     matrices: tuple[torch.Tensor, ...]  # QKV, out, the source's queries, out, up, down
     biases: tuple[torch.Tensor, ...]  # of the same
     norms: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]  # weights and biases, before QKV, the queries and up
+
+
+@dataclass(frozen=True, slots=True)
+class TokenState:
+    """A state that is the embedding of a token, as `sampling.tokens.embed` makes it."""
+
+    token: torch.Tensor  # (1,) int64
+    table: torch.Tensor  # (tokens, hidden)
+    scale: float
+    places: LearnedPositions | None
 
 
 class ResidentBlocks:
@@ -82,7 +93,7 @@ class ResidentBlocks:
 
     def __call__(
         self,
-        x: torch.Tensor,  # (1, hidden)
+        x: torch.Tensor | TokenState,  # (1, hidden)
         out: torch.Tensor,  # likewise, before the norm that follows
         base: torch.Tensor,  # of the buffers' dtype: addresses are offsets from it
         table: torch.Tensor,  # int64: addresses of the layers' keys
@@ -93,13 +104,18 @@ class ResidentBlocks:
         source_scale: float,
     ) -> None:
         """Run all blocks, and write the new keys."""
+        state = x if isinstance(x, TokenState) else None
+        places = state.places if state is not None else None
+        begins = state.table if state is not None else x
         launch(
             run_blocks,
             (self._hidden // OUTPUTS,),
             *self._tiles,
             self._vector,
             self._table,
-            x,
+            begins,
+            state.token if state is not None else begins,
+            places.table if places is not None else begins,
             out,
             self._words,
             self._count,
@@ -112,6 +128,9 @@ class ResidentBlocks:
             self._eps,
             scale,
             source_scale,
+            state.scale if state is not None else 1.0,
+            places.offset if places is not None else 0,
+            places.table.shape[0] if places is not None else 0,
             H=self._hidden,
             F=self._inner,
             D=WIDTH,
@@ -122,8 +141,11 @@ class ResidentBlocks:
             HAS_FIRST_NORM=self._has_first_norm,
             UNIT=UNIT,
             ENTRIES=round_up(len(self._layers)),
+            EMBEDS=state is not None,
+            HAS_POSITIONS=places is not None,
             num_warps=WARPS,
             launch_cooperative_grid=True,  # programs wait for each other: all must be there
+            **launch_options(),
         )
 
 

@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from unspool.kernels.gpu.attention.held_attention import divide_keys
+from unspool.kernels.gpu.gluon_launching import let_next_start, wait_for_input
 from unspool.kernels.gpu.products.early_product import activate
 from unspool.kernels.gpu.resident.attention import (
     age_words,
@@ -14,7 +15,9 @@ from unspool.kernels.gpu.resident.attention import (
     attend,
     find_keys,
     load_first_keys,
+    wait_for_asked,
     wait_for_output,
+    write_new,
 )
 from unspool.kernels.gpu.resident.norms import (
     enter_norm,
@@ -35,13 +38,14 @@ TRAVEL = gl.constexpr(600)  # cycles from a program's words until those of other
 
 @gluon.jit(do_not_specialize=["num_layers"])
 def run_blocks(
-    H_TILES, F_TILES, VECTOR, PLACES, X, OUT, WORDS, COUNT, BASE, TABLE, LENGTH, SOURCES, SOURCE_LENGTH,
-    num_layers, eps, scale, source_scale,
+    H_TILES, F_TILES, VECTOR, PLACES, X, TOKEN, POSITIONS, OUT, WORDS, COUNT, BASE, TABLE, LENGTH, SOURCES,
+    SOURCE_LENGTH, num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
     H: gl.constexpr, F: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr, HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr,
-    ENTRIES: gl.constexpr,
+    ENTRIES: gl.constexpr, EMBEDS: gl.constexpr, HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Bring tiles by one warp, and run all layers by the others."""
+    """Bring tiles by one warp, and run all layers by the others. What the kernel before has written is read by these
+    alone: tiles are brought while it runs."""
     SLOTS: gl.constexpr = 4 + max(F // H - 1, 1) + F // H
     program = gl.program_id(0)
     slots = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 8, H // 64, 64], H_TILES.layout)
@@ -53,14 +57,14 @@ def run_blocks(
         used = used + (gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout()),)
         mbarrier.init(used[matrix], count=1)
     table_room = gl.allocate_shared_memory(gl.int32, [ENTRIES, 32], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    keep_tables(PLACES, TABLE, SOURCES, num_layers, table_room, ENTRIES, WARPS)
     gl.thread_barrier()
     gl.warp_specialize(
         [
             (_run_layers, (
-                VECTOR, X, OUT, WORDS, COUNT, BASE, LENGTH, SOURCE_LENGTH, table_room, slots, ready, used,
-                program, num_layers, eps, scale, source_scale,
-                H, F, D, WARPS, SPLITS, ACT, IS_NORM_FIRST, HAS_FIRST_NORM, UNIT,
+                VECTOR, PLACES, X, TOKEN, POSITIONS, OUT, WORDS, COUNT, BASE, TABLE, LENGTH, SOURCES, SOURCE_LENGTH,
+                table_room, slots, ready, used, program,
+                num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
+                H, F, D, WARPS, SPLITS, ACT, IS_NORM_FIRST, HAS_FIRST_NORM, UNIT, ENTRIES, EMBEDS, HAS_POSITIONS, PDL,
             )),
             (bring_tiles, (H_TILES, F_TILES, PLACES, slots, ready, used, program, num_layers, H, F // H)),
         ],
@@ -70,11 +74,34 @@ def run_blocks(
 
 
 @gluon.jit
+def _load_state(
+    X, TOKEN, POSITIONS, LENGTH, scale, offset, num_positions, number, own,
+    H: gl.constexpr, EMBEDS: gl.constexpr, HAS_POSITIONS: gl.constexpr,
+):  # fmt: skip
+    """The state that the layers begin with, all of it and a program's own: from memory, or a token's embedding, as
+    `tokens.embed` has it."""
+    if EMBEDS:
+        row = X + gl.maximum(gl.load(TOKEN), 0) * H
+        x, some = gl.load(row + number).to(gl.float32) * scale, gl.load(row + own).to(gl.float32) * scale
+        if HAS_POSITIONS:
+            position = gl.minimum(gl.maximum(gl.load(LENGTH) + offset, 0), num_positions - 1)
+            row = POSITIONS + position.to(gl.int64) * H
+            x += gl.load(row + number).to(gl.float32)
+            some += gl.load(row + own).to(gl.float32)
+        x, some = x.to(gl.bfloat16), some.to(gl.bfloat16)
+    else:
+        x, some = gl.load(X + number), gl.load(X + own)
+    return x, some.to(gl.float32)
+
+
+@gluon.jit
 def _run_layers(
-    VECTOR, X, OUT, WORDS, COUNT, BASE, LENGTH, SOURCE_LENGTH, table_room, slots, ready, used,
-    program, num_layers, eps, scale, source_scale,
+    VECTOR, PLACES, X, TOKEN, POSITIONS, OUT, WORDS, COUNT, BASE, TABLE, LENGTH, SOURCES, SOURCE_LENGTH,
+    table_room, slots, ready, used, program,
+    num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
     H: gl.constexpr, F: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr, HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr,
+    ENTRIES: gl.constexpr, EMBEDS: gl.constexpr, HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """All layers, of a program's outputs: what follows a wait has been made ready before it."""
     UPS: gl.constexpr = F // H
@@ -115,6 +142,8 @@ def _run_layers(
     top_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], FLAT)
     sum_room = gl.allocate_shared_memory(gl.float32, [WARPS, 8], FLAT)
     read_room = gl.allocate_shared_memory(gl.float32, [WARPS, D, 8], ROOM)
+    keep_tables(PLACES, TABLE, SOURCES, num_layers, table_room, ENTRIES, WARPS)
+    gl.thread_barrier()
     table = read_table(table_room, 0)
     number = gl.arange(0, H, NUMBERS)
     pair = gl.arange(0, H // 2, gl.BlockedLayout([EACH // 2], [32], [WARPS], [0]))
@@ -125,6 +154,12 @@ def _run_layers(
     qkv_out, up_out = program * 24 + output, program * 8 * UPS + gl.arange(0, 8 * UPS, OUTS)
     is_own, is_qkv, is_up = own >= 0, output < 24, up_out >= 0
 
+    weights, shifts = load_norm(VECTOR, pick(table, 0), pick(table, 1), pair, HAS_FIRST_NORM, UNIT)
+    own_weight = load_some(VECTOR, pick(table, 0), own, is_own & HAS_FIRST_NORM, 1.0, UNIT)
+    own_shift = load_some(VECTOR, pick(table, 1), own, is_own & HAS_FIRST_NORM, 0.0, UNIT)
+    wide_bias = load_some(VECTOR, pick(table, 6), qkv_out, is_qkv, 0.0, UNIT)
+    let_next_start(PDL)
+    wait_for_input(PDL)
     count = gl.load(COUNT)
     length = gl.load(LENGTH).to(gl.int32)
     is_present = length >= 0
@@ -143,13 +178,10 @@ def _run_layers(
     read_end = gl.where(attends, end, gl.where(attends_source, source_end, 0))
     keys = find_keys(BASE, table, attends, head, D, UNIT)
     ask_for_keys(keys, read_begin, read_end, H, BLOCK, WARPS)
-    x = gl.load(X + number)
-    state = gl.load(X + own).to(gl.float32)
+    x, state = _load_state(
+        X, TOKEN, POSITIONS, LENGTH, embedding_scale, offset, num_positions, number, own, H, EMBEDS, HAS_POSITIONS
+    )  # fmt: skip
     pivot = gl.sum(x.to(gl.float32), 0) / H  # the mean of the state that was normalised last; of the first, its own
-    weights, shifts = load_norm(VECTOR, pick(table, 0), pick(table, 1), pair, HAS_FIRST_NORM, UNIT)
-    own_weight = load_some(VECTOR, pick(table, 0), own, is_own & HAS_FIRST_NORM, 1.0, UNIT)
-    own_shift = load_some(VECTOR, pick(table, 1), own, is_own & HAS_FIRST_NORM, 0.0, UNIT)
-    wide_bias = load_some(VECTOR, pick(table, 6), qkv_out, is_qkv, 0.0, UNIT)
     before = (count * num_layers) & 0xFFFF  # the tag before this step's
     age_words(WORDS + OWN, WORDS + OWN_WEIGHTS, before, head, split, split >= parts, word, H, D, SPLITS)
     age_words(
@@ -188,14 +220,14 @@ def _run_layers(
 
         # The row's own keys.
         if attends:
-            which = gl.minimum(word // D, 2)
-            found = wait_for_words(WORDS + QKV + which * H + head * D + word % D, tag + word * 0, 1, 1)
+            found = wait_for_asked(WORDS + QKV, head, word, tag, H, D)
             asked.store(found)
             gl.thread_barrier()
             attend(
-                asked, keys, length, begin, end, is_last, scale, WORDS + OWN, WORDS + OWN_WEIGHTS, tag, head, split,
+                asked, keys, begin, end, is_last, scale, WORDS + OWN, WORDS + OWN_WEIGHTS, tag, head, split,
                 top_room, sum_room, read_room, H, D, WARPS, True, ks, vs,
             )  # fmt: skip
+            write_new(found, word, keys, length, is_last, H, D)
         ws = take_tiles(1, 0, 1, layer, slots, ready, H, UPS, WARPS, A)
         read = wait_for_output(WORDS + OWN, WORDS + OWN_WEIGHTS, number, tag, parts, H, D, SPLITS, EACH)
         keep_rows(read.to(gl.bfloat16), rows.slice(0, 1, dim=0), 1, WARPS)
@@ -239,7 +271,7 @@ def _run_layers(
             asked.store(found)
             gl.thread_barrier()
             attend(
-                asked, keys, length, source_begin, source_end, False, source_scale,
+                asked, keys, source_begin, source_end, False, source_scale,
                 WORDS + OTHERS, WORDS + OTHERS_WEIGHTS, tag, head, source_split,
                 top_room, sum_room, read_room, H, D, WARPS, False, ks, vs,
             )  # fmt: skip

@@ -149,6 +149,15 @@ def put_weight(at, x, tag, mask):
 
 
 @gluon.jit
+def find_logarithm(x):
+    """The natural logarithm, by the instruction for one to base 2."""
+    two = gl.inline_asm_elementwise(
+        "lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )  # fmt: skip
+    return two * 0.6931471805599453
+
+
+@gluon.jit
 def _put(word, at, mask):
     gl.inline_asm_elementwise(
         """{

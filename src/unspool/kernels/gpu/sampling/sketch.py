@@ -19,7 +19,7 @@ import triton.language as tl
 
 from unspool.kernels.gpu.arguments import count_parts, round_up
 from unspool.kernels.gpu.launching import launch, launch_options, let_next_start, wait_for_input
-from unspool.kernels.gpu.products.norms import norm_row
+from unspool.kernels.gpu.products.norms import load_norm, norm_row
 from unspool.kernels.gpu.sampling.tokens import enter_row
 
 TILE = 512  # tokens per program that verifies
@@ -63,6 +63,11 @@ class HeadInput:
 
 
 @triton.jit
+def _find_extent(most, square, other, another):
+    return tl.maximum(most, other), square + another
+
+
+@triton.jit
 def _round_states(
     X, WEIGHT, SHIFT, POWERS, EXACT, NUMBERS, EXTENTS, HIGHEST, eps, scale, N,
     BLOCK: tl.constexpr, HAS_NORM: tl.constexpr, IS_LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
@@ -72,6 +77,7 @@ def _round_states(
     at = tl.arange(0, BLOCK)
     is_there = at < N
     powers = tl.load(POWERS + at, mask=is_there, other=0.0)
+    weight, shift = load_norm(WEIGHT, SHIFT, at, is_there, HAS_NORM and HAS_WEIGHT, HAS_NORM and HAS_SHIFT)
     let_next_start(PDL)
     wait_for_input(PDL)
     x = tl.load(X + row * N + at, mask=is_there, other=0.0).to(tl.float32)
@@ -79,7 +85,7 @@ def _round_states(
         pivot = 0.0
         if IS_LAYER:
             pivot = tl.load(X + row * N).to(tl.float32)
-        x = norm_row(x, pivot, WEIGHT, SHIFT, at, is_there, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
+        x = norm_row(x, pivot, weight, shift, is_there, eps, N, IS_LAYER, HAS_WEIGHT, HAS_SHIFT)
         x = tl.where(is_there, x, 0.0)
     if IS_ROUNDED:
         x = x.to(X.dtype.element_ty).to(tl.float32)
@@ -87,7 +93,7 @@ def _round_states(
         x = (x * scale).to(X.dtype.element_ty).to(tl.float32)
     tl.store(EXACT + row * N + at, x, mask=is_there)
     x *= powers
-    most = tl.max(tl.abs(x), 0)
+    most, square = tl.reduce((tl.abs(x), x * x), 0, _find_extent)
     unit = tl.maximum(most, 1e-30) / 127.0
     units = x / unit
     high = tl.floor(units + 0.5)
@@ -95,7 +101,7 @@ def _round_states(
     missing = x - (high + low / _FINE) * unit
     tl.store(NUMBERS + 2 * row * N + at, high.to(tl.int32).to(tl.int8), mask=is_there)
     tl.store(NUMBERS + (2 * row + 1) * N + at, low.to(tl.int32).to(tl.int8), mask=is_there)
-    size = tl.sqrt(tl.sum(x * x, 0)) * _SLACK
+    size = tl.sqrt(square) * _SLACK
     lack = tl.sqrt(tl.sum(missing * missing, 0)) * _SLACK + size * 1e-6
     is_sound = size < 1e20  # of others every token is multiplied by the head itself
     tl.store(EXTENTS + 3 * row, tl.where(is_sound, unit, 1.0))
