@@ -7,6 +7,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ def profile_steps(run: Callable[[], object], name: str, last: str, num_layers: i
     half of the steps. Copies and torch's own kernels between steps are parts too."""
     times = trace_device(run, 1, ("kernel", "gpu_memcpy", "gpu_memset"))
     ends = [place for place, (*_, what) in enumerate(times) if what == last]
-    steps = [times[before : end + 1] for before, end in zip(ends, ends[1:], strict=False)]
+    steps = [times[before : end + 1] for before, end in pairwise(ends)]
     steps = steps[len(steps) // 2 :]
     size = statistics.mode(map(len, steps))
     whole = statistics.mean(one[-1][0] - one[0][0] for one in steps)

@@ -11,7 +11,7 @@ from tests.gpu.kernel_checks import needs_gpu, pytestmark
 
 __all__ = ["pytestmark"]
 
-WIDTH, NUM_LAYERS, ROOM = 64, 3, 720
+WIDTH, ROOM = 64, 1510
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="the kernel is written for Hopper")
 
@@ -74,7 +74,9 @@ def run_reference(
 class Blocks:
     """Some random layers, and the kernel for them."""
 
-    def __init__(self, hidden: int, times: int, *, is_norm_first: bool, has_first: bool, num_layers: int = 3) -> None:
+    def __init__(
+        self, hidden: int, times: int, *, is_norm_first: bool, has_first: bool, num_layers: int = 3, key_tiles: int = 1
+    ) -> None:
         from unspool.kernels.gpu.products.activations import CODES
         from unspool.kernels.gpu.resident.blocks import ResidentBlocks, takes_layers
 
@@ -84,7 +86,12 @@ class Blocks:
         ]
         assert takes_layers(self.layers, self.heads)
         self.run = ResidentBlocks(
-            self.layers, eps=1e-5, activation=CODES["relu"], is_norm_first=is_norm_first, device=torch.device("cuda")
+            self.layers,
+            eps=1e-5,
+            activation=CODES["relu"],
+            is_norm_first=is_norm_first,
+            device=torch.device("cuda"),
+            key_tiles=key_tiles,
         )
         self._base = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
 
@@ -112,7 +119,9 @@ class Blocks:
 @pytest.mark.parametrize("mean", [0.0, 30.0])
 @pytest.mark.parametrize(("length", "source"), [(0, 1), (5, 130), (127, 512), (128, 700), (601, 64)])
 @pytest.mark.parametrize(("is_norm_first", "has_first"), [(True, True), (False, True), (False, False)])
-@pytest.mark.parametrize(("hidden", "times"), [(512, 4), (1024, 4), (1024, 2), (512, 1)])
+@pytest.mark.parametrize(
+    ("hidden", "times"), [(512, 4), (768, 4), (1024, 4), (1024, 2), (512, 1), (1280, 4), (1280, 1)]
+)
 def test_blocks_are_torchs(
     hidden: int, times: int, is_norm_first: bool, has_first: bool, length: int, source: int, mean: float
 ) -> None:
@@ -122,6 +131,42 @@ def test_blocks_are_torchs(
     is_rough = mean > 0 and (is_norm_first or not has_first)  # a state that stays so large is rounded to eighths
     for _ in range(2):
         blocks.check(length, source, mean, most=0.1 if is_rough else 0.03)
+
+
+@needs_gpu
+@needs_hopper
+@pytest.mark.parametrize(("length", "source"), [(3, 1500), (447, 1500), (200, 385), (1400, 1)])
+@pytest.mark.parametrize("hidden", [512, 768, 1024, 1280])
+def test_a_long_source_is_read_by_several_tiles(hidden: int, length: int, source: int) -> None:
+    torch.manual_seed(length)
+    blocks = Blocks(hidden, 4, is_norm_first=True, has_first=True, key_tiles=3)
+    for _ in range(2):
+        blocks.check(length, source)
+
+
+@needs_gpu
+@needs_hopper
+@pytest.mark.parametrize("has_places", [True, False])
+@pytest.mark.parametrize("hidden", [512, 1280])
+def test_a_token_is_looked_up(hidden: int, has_places: bool) -> None:
+    """As `embed` does it."""
+    from unspool.kernels.gpu.resident.blocks import TokenState
+    from unspool.kernels.gpu.sampling.tokens import LearnedPositions, embed
+
+    torch.manual_seed(0)
+    blocks = Blocks(hidden, 1, is_norm_first=True, has_first=True)
+    base, none = torch.zeros(8, dtype=torch.bfloat16, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    own = random(16, 2, hidden // WIDTH, WIDTH)
+    table = torch.tensor([(own.data_ptr() - base.data_ptr()) // 16] * 3 + [16], device="cuda")
+    length = torch.tensor([5], dtype=torch.int32, device="cuda")
+    places = LearnedPositions(random(9, hidden), 2, length) if has_places else None
+    token, rows = torch.tensor([70], device="cuda"), random(90, hidden)
+    x, outs = torch.empty(1, hidden, device="cuda").bfloat16(), random(2, 1, hidden)
+    embed(token, rows, 1.7, x, places)
+    for begin, out in zip((x, TokenState(token, rows, 1.7, places)), outs, strict=True):
+        blocks.run(begin, out, base, table, length, table, none, 0.1, 0.1)
+    torch.cuda.synchronize()
+    assert torch.equal(*outs) and bool(outs.isfinite().all())
 
 
 @needs_gpu

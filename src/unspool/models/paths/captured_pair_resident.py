@@ -6,7 +6,13 @@ import torch
 
 from unspool.kernels.gpu.launching import is_hopper
 from unspool.kernels.gpu.products.activations import CODES
-from unspool.kernels.gpu.resident.blocks import ResidentBlocks, ResidentLayer, TokenState, takes_layers
+from unspool.kernels.gpu.resident.blocks import (
+    ResidentBlocks,
+    ResidentLayer,
+    TokenState,
+    count_key_tiles,
+    takes_layers,
+)
 from unspool.models.paths.captured_body import StepInputs
 from unspool.models.paths.captured_pair_blocks import FusedPairBody
 from unspool.models.paths.captured_pair_parts import PairParts
@@ -27,6 +33,7 @@ class ResidentPairBody(FusedPairBody):
             activation=self._code,
             is_norm_first=parts.spec.is_norm_first,
             device=device,
+            key_tiles=count_key_tiles(parts.spec.features.positions) if parts.spec.features is not None else 1,
         )
 
     def _run_blocks(self, inputs: StepInputs) -> None:
@@ -58,11 +65,8 @@ class ResidentPairBody(FusedPairBody):
 
 
 def can_reside(parts: PairParts, dtype: torch.dtype) -> bool:
-    """Whether all blocks of one row's step can be one kernel. Over sounds, whose 1,500 positions its few programs would
-    read one block after the other, it was not measured."""
+    """Whether all blocks of one row's step can be one kernel."""
     spec = parts.spec
-    if spec.features is not None:
-        return False
     if not is_hopper() or dtype != torch.bfloat16 or parts.biases or spec.is_gated or spec.activation not in CODES:
         return False
     layers = list_resident_layers(parts)

@@ -17,6 +17,7 @@ from unspool.kernels.gpu.attention.held_attention import (
 )
 from unspool.kernels.gpu.gluon_launching import ask_for
 from unspool.kernels.gpu.resident.tables import pick_long
+from unspool.kernels.gpu.resident.vectors import count_all, count_each, count_kinds
 from unspool.kernels.gpu.resident.words import (
     LINE,
     find_logarithm,
@@ -45,19 +46,21 @@ def ask_for_keys(keys, begin, end, H: gl.constexpr, BLOCK: gl.constexpr, WARPS: 
 
 
 @gluon.jit
-def load_first_keys(keys, begin, end, H: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr):
-    """The first tile of keys and of values, as `attend` takes them."""
+def load_first_keys(
+    keys, begin, end, H: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, TILES: gl.constexpr
+):  # fmt: skip
+    """The first tiles of keys and of values, as `attend` takes them."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     B: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
     V: gl.constexpr = lay_values(WARPS, D)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
     place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
     number = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
-    ks = load_keys(keys, place, number, end, WARPS, 1, 2 * H)
+    ks = load_keys(keys, place, number, end, WARPS, TILES, 2 * H)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, V)))[:, None, None]
     value_place = begin + warp * 16 + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, V)))[None, :, None]
     column = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
-    vs = load_keys(keys + H, value_place, column, end, WARPS, 1, 2 * H)
+    vs = load_keys(keys + H, value_place, column, end, WARPS, TILES, 2 * H)
     return ks, vs
 
 
@@ -78,6 +81,7 @@ def attend(
     RESULT: gl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 4, 8], [1, WARPS, 1], [2, 1, 0])
     PAIRS: gl.constexpr = gl.BlockedLayout([D // 32], [32], [WARPS], [0])
     TAKEN: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, RESULT))
+    TILES: gl.constexpr = len(ks)
     BLOCK: gl.constexpr = WARPS * 16
     dtype: gl.constexpr = given.dtype
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
@@ -96,13 +100,16 @@ def attend(
         made = given.slice(0, D, dim=0).load(PAIRS).to(gl.float32) * given.slice(D, D, dim=0).load(PAIRS).to(gl.float32)
         score = gl.where(is_last, gl.sum(made, 0) * scale, float("-inf"))
         value = given.slice(2 * D, D, dim=0).load(TAKEN)
-    scores, highest = score_keys(q, ks, (none,), (scored < end,), scale, WARPS, SUMS, SCORES)
+    biases, are_there = (), ()
+    for tile in gl.static_range(TILES):
+        biases, are_there = biases + (none,), are_there + (scored + tile * BLOCK < end,)
+    scores, highest = score_keys(q, ks, biases, are_there, scale, WARPS, SUMS, SCORES)
     base = gl.where(highest == float("-inf"), 0.0, highest)
     read = gl.zeros([WARPS, D, 8], gl.float32, SUMS)
     read, total = read_values(
         scores, base, transpose_values(vs, D, WARPS, TRANSPOSED), read, dtype, WARPS, SCORES, WEIGHTING
     )
-    for start in range(begin + BLOCK, end, BLOCK):
+    for start in range(begin + TILES * BLOCK, end, BLOCK):
         later = start - begin
         k_others = load_keys(keys, place + later, number, end, WARPS, 1, 2 * H)
         v_others = load_keys(keys + H, value_place + later, column, end, WARPS, 1, 2 * H)
@@ -130,7 +137,7 @@ def wait_for_asked(WORDS, head, word, tag, H: gl.constexpr, D: gl.constexpr):
     """A head's query, its new key and its new value, in the order in which `attend` takes them."""
     which, place = gl.minimum(word // D, 2), word % D
     place = gl.where(which == 2, find_read(place, D), place)
-    return wait_for_words(WORDS + which * H + head * D + place, tag + word * 0, 1, 1)
+    return wait_for_words(WORDS + which * H + head * D + place, tag + word * 0)
 
 
 @gluon.jit
@@ -142,32 +149,32 @@ def write_new(found, word, keys, length, is_last, H: gl.constexpr, D: gl.constex
 
 
 @gluon.jit
-def _join_parts(values, weights, SPLITS: gl.constexpr):
-    """An attention's output from its parts' words and the logarithms of their weights."""
-    peak = weights[0].to(gl.float32, bitcast=True)
-    for split in gl.static_range(1, SPLITS):
-        peak = gl.maximum(peak, weights[split].to(gl.float32, bitcast=True))
-    peak = gl.where(peak == float("-inf"), 0.0, peak)
-    whole = peak * 0.0
-    read = peak * 0.0
-    for split in gl.static_range(SPLITS):
-        weight = gl.exp(weights[split].to(gl.float32, bitcast=True) - peak)
-        whole += weight
-        read += take_float(values[split]).to(gl.float32) * weight
-    return read / gl.where(whole == 0.0, 1.0, whole)
-
-
-@gluon.jit
 def wait_for_output(
-    VALUES, WEIGHTS, number, tag, used, H: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, EACH: gl.constexpr
+    VALUES, WEIGHTS, tag, used, thread, H: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr
 ):  # fmt: skip
-    """An attention's output, in the order of `number`."""
-    values, weights = (), ()
-    for split in gl.static_range(SPLITS):
-        values = values + (VALUES + split * H + number,)
-        weights = weights + (WEIGHTS + (split * (H // D) + number // D) * LINE,)
-    found = wait_for_parts(values, weights, tag + number * 0, used + number * 0, SPLITS, EACH)
-    return _join_parts(found[:SPLITS], found[SPLITS:], SPLITS)
+    """A thread's numbers of an attention's output, from its parts' words and the logarithms of their weights."""
+    COUNT: gl.constexpr = count_all(H)
+    KINDS: gl.constexpr = count_kinds(H)
+    found = wait_for_parts(VALUES, WEIGHTS, tag, used, thread, H, D, SPLITS)
+    read = ()
+    for kind in gl.static_range(KINDS):
+        peak = found[SPLITS * COUNT + kind].to(gl.float32, bitcast=True)
+        for split in gl.static_range(1, SPLITS):
+            peak = gl.maximum(peak, found[SPLITS * COUNT + KINDS * split + kind].to(gl.float32, bitcast=True))
+        peak = gl.where(peak == float("-inf"), 0.0, peak)
+        whole, shares = peak * 0.0, ()
+        for split in gl.static_range(SPLITS):
+            weight = found[SPLITS * COUNT + KINDS * split + kind].to(gl.float32, bitcast=True)
+            shares = shares + (gl.exp(weight - peak),)
+            whole += shares[split]
+        whole = gl.where(whole == 0.0, 1.0, whole)
+        for number in gl.static_range(count_each(H, kind)):
+            sums = peak * 0.0
+            for split in gl.static_range(SPLITS):
+                word = found[COUNT * split + count_each(H, 0) * kind + number]
+                sums += take_float(word).to(gl.float32) * shares[split]
+            read = read + ((sums / whole).to(gl.bfloat16),)
+    return read
 
 
 @gluon.jit
@@ -176,4 +183,4 @@ def age_words(
 ):  # fmt: skip
     """Give words of a part that is not used a tag of before: tags come again after 65,536 layers."""
     at = gl.where(word < D, VALUES + split * H + head * D + word, WEIGHTS + (split * (H // D) + head) * LINE + word - D)
-    put_words(at, (word * 0).to(gl.float32), tag, (word < D + 2) & is_idle & (split < SPLITS))
+    put_words(at, (word * 0).to(gl.float32), tag, (word < D + 2) & is_idle & (split < SPLITS) & (head < H // D))

@@ -23,6 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from unspool.kernels.gpu.arguments import round_up
+from unspool.kernels.gpu.attention.output_parts import WARP_KEYS
 from unspool.kernels.gpu.attention.split_attention import UNIT
 from unspool.kernels.gpu.launching import launch, launch_options
 from unspool.kernels.gpu.resident.kernel import run_blocks
@@ -33,9 +34,10 @@ WARPS: Final = 8
 WIDTH: Final = 64  # of a head
 OUTPUTS: Final = 8  # of a program, of a product with as many outputs as the state has numbers
 SPLITS: Final = 4  # programs that read the keys of one head
+MOST_KEY_TILES: Final = 3  # in registers
 CHUNK_BYTES: Final = 128  # that addresses of matrices are multiples of
 _CHUNK: Final = 64  # numbers
-_HIDDEN: Final = (512, 1024)  # numbers of a state
+_HIDDEN: Final = (512, 768, 1024, 1280)  # numbers of a state
 _INNER: Final = (1, 2, 4)  # times as many has the feed-forward
 _MOST_LAYERS: Final = 64  # whose addresses there is room for
 _MOST_CHUNKS: Final = 1 << 30  # from the lowest matrix to the highest: a copy's coordinates have 32 bits
@@ -65,17 +67,31 @@ class ResidentBlocks:
     """The blocks of one model for one row, and the words that its programs hand to each other."""
 
     def __init__(
-        self, layers: Sequence[ResidentLayer], *, eps: float, activation: int, is_norm_first: bool, device: torch.device
+        self,
+        layers: Sequence[ResidentLayer],
+        *,
+        eps: float,
+        activation: int,
+        is_norm_first: bool,
+        device: torch.device,
+        key_tiles: int = 1,  # of a source's keys that a program has in registers
     ) -> None:
         first = layers[0]
         self._hidden, self._inner = first.matrices[5].shape
+        self._num_programs = count_programs(self._hidden)
+        self._key_tiles = key_tiles
         self._layers, self._eps, self._activation = layers, eps, activation
         self._is_norm_first, self._has_first_norm = is_norm_first, first.norms[0] is not None
         matrices = [matrix for layer in layers for matrix in layer.matrices]
         lowest = min(matrices, key=torch.Tensor.data_ptr)
         chunks = [(matrix.data_ptr() - lowest.data_ptr()) // CHUNK_BYTES for matrix in matrices]
         highest = max(chunks) + max(matrix.numel() for matrix in matrices) // _CHUNK
-        self._tiles = [_describe(lowest, columns, self._hidden, highest) for columns in (self._hidden, self._inner)]
+        widths = _list_parts(self._hidden)
+        self._tiles = [
+            _describe(lowest, columns, widths[min(part, len(widths) - 1)], highest)
+            for columns in (self._hidden, self._inner)
+            for part in range(2)  # without a rest the first stands there twice
+        ]
         self._vector = first.biases[0]
         unit = UNIT * self._vector.element_size()
         places = [
@@ -109,7 +125,7 @@ class ResidentBlocks:
         begins = state.table if state is not None else x
         launch(
             run_blocks,
-            (self._hidden // OUTPUTS,),
+            (self._num_programs,),
             *self._tiles,
             self._vector,
             self._table,
@@ -135,7 +151,9 @@ class ResidentBlocks:
             F=self._inner,
             D=WIDTH,
             WARPS=WARPS,
+            PROGRAMS=self._num_programs,
             SPLITS=SPLITS,
+            KEY_TILES=self._key_tiles,
             ACT=self._activation,
             IS_NORM_FIRST=self._is_norm_first,
             HAS_FIRST_NORM=self._has_first_norm,
@@ -168,7 +186,7 @@ def takes_layers(layers: Sequence[ResidentLayer], num_heads: int) -> bool:
     shapes = [(3 * hidden, hidden), *[(hidden, hidden)] * 3, (inner, hidden), (hidden, inner)]
     if hidden not in _HIDDEN or num_heads * WIDTH != hidden or inner % hidden or inner // hidden not in _INNER:
         return False
-    if hidden // OUTPUTS > _count_multiprocessors() or len(layers) > _MOST_LAYERS:
+    if count_programs(hidden) < SPLITS * num_heads or len(layers) > _MOST_LAYERS:
         return False
     matrices = [matrix for layer in layers for matrix in layer.matrices]
     vectors = [vector for layer in layers for vector in _list_vectors(layer)]
@@ -183,6 +201,22 @@ def _are_near(tensors: Sequence[torch.Tensor], unit: int, most: int) -> bool:
     """Whether addresses are multiples of some bytes, and not too far from each other."""
     places = [tensor.data_ptr() for tensor in tensors]
     return not any(place % unit for place in places) and (max(places) - min(places)) // unit < most
+
+
+def count_programs(hidden: int) -> int:
+    """How many programs run the blocks, each on a multiprocessor of its own."""
+    return min(hidden // OUTPUTS, _count_multiprocessors())
+
+
+def count_key_tiles(positions: int) -> int:
+    """How many tiles of a source with so many positions a program has in registers: all of its own, up to a limit."""
+    return min(MOST_KEY_TILES, -(-positions // (SPLITS * WARPS * WARP_KEYS)))
+
+
+def _list_parts(hidden: int) -> list[int]:
+    """A state's numbers as powers of two: see `vectors`."""
+    first = 1 << (hidden.bit_length() - 1)
+    return [first, hidden - first] if hidden > first else [first]
 
 
 @cache

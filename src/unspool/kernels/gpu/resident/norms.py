@@ -10,44 +10,56 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from unspool.kernels.gpu.resident.products import keep_rows
+from unspool.kernels.gpu.resident.vectors import count_each, gather, load_pairs, take_number
 
 
 @gluon.jit
-def load_norm(VECTOR, weight, shift, pair, has_norm, UNIT: gl.constexpr):
-    """A norm's weights and bias, two in a word: who takes words apart waits for them."""
-    is_there = (pair >= 0) & has_norm
-    words = VECTOR.to(gl.pointer_type(gl.int32))
-    found = gl.load(words + weight.to(gl.int64) * (UNIT // 2) + pair, mask=is_there, other=0x3F803F80)
-    return found, gl.load(words + shift.to(gl.int64) * (UNIT // 2) + pair, mask=is_there, other=0)
+def load_norm(
+    VECTOR, weight, shift, thread, has_norm, H: gl.constexpr, WARPS: gl.constexpr, UNIT: gl.constexpr
+):  # fmt: skip
+    """A norm's weights and bias, two in a word."""
+    weights = load_pairs(VECTOR, weight, thread, has_norm, 0x3F803F80, H, WARPS, UNIT)
+    return weights, load_pairs(VECTOR, shift, thread, has_norm, 0, H, WARPS, UNIT)
 
 
 @gluon.jit
-def _take_apart(pairs, NUMBERS: gl.constexpr):
-    """Words of two floats as twice as many floats."""
-    low, high = (
-        pairs.to(gl.int16).to(gl.bfloat16, bitcast=True),
-        (pairs >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True),
-    )
-    return gl.convert_layout(gl.join(low, high).reshape([2 * pairs.shape[0]]), NUMBERS, assert_trivial=True)
+def _keep_part(weights, shifts, held, FIRST: gl.constexpr, EACH: gl.constexpr, WARPS: gl.constexpr):
+    both = gl.join(gather(weights, FIRST, EACH, WARPS), gather(shifts, FIRST, EACH, WARPS))
+    keep_rows(both.permute(1, 0).reshape([2 * both.shape[0]]), held.slice(2, 2, dim=0), 2, WARPS)
 
 
 @gluon.jit
-def enter_norm(weights, shifts, held, H: gl.constexpr, WARPS: gl.constexpr, NUMBERS: gl.constexpr):
+def enter_norm(weights, shifts, held, thread, H: gl.constexpr, WARPS: gl.constexpr):
     """Store a norm's weights and its bias, which are multiplied as rows beside the state's; return the weights."""
-    weight = _take_apart(weights, NUMBERS)
-    both = gl.join(weight, _take_apart(shifts, NUMBERS)).permute(1, 0).reshape([2 * H])
-    keep_rows(both, held.slice(2, 2, dim=0), 2, WARPS)
-    return weight
+    FIRST: gl.constexpr = count_each(H, 0)
+    REST: gl.constexpr = count_each(H, 1)
+    own_weights, own_shifts = (), ()
+    for number in gl.static_range(FIRST + REST):
+        own_weights = own_weights + (take_number(weights, number, thread, H),)
+        own_shifts = own_shifts + (take_number(shifts, number, thread, H),)
+    _keep_part(own_weights, own_shifts, held[0], 0, FIRST, WARPS)
+    if REST > 0:
+        _keep_part(own_weights, own_shifts, held[1], FIRST, REST, WARPS)
+    return own_weights
 
 
 @gluon.jit
-def enter_state(x, mean, weight, held, moments, H: gl.constexpr, WARPS: gl.constexpr):
+def enter_state(xs, mean, weights, held, moments, H: gl.constexpr, WARPS: gl.constexpr):
     """Store what a norm's product reads of a state: what is beyond a number, times the norm's weights; and its sums."""
-    less = x.to(gl.float32) - mean
-    keep_rows((less * weight.to(gl.float32)).to(gl.bfloat16), held.slice(0, 1, dim=0), 1, WARPS)
-    less = less.reshape([WARPS, H // WARPS])
-    moments[0].store(gl.sum(less, 1))
-    moments[1].store(gl.sum(less * less, 1))
+    FIRST: gl.constexpr = count_each(H, 0)
+    REST: gl.constexpr = count_each(H, 1)
+    ys = ()
+    total, square = 0.0, 0.0
+    for number in gl.static_range(FIRST + REST):
+        less = xs[number].to(gl.float32) - mean
+        ys = ys + ((less * weights[number].to(gl.float32)).to(gl.bfloat16),)
+        total += less
+        square += less * less
+    keep_rows(gather(ys, 0, FIRST, WARPS), held[0].slice(0, 1, dim=0), 1, WARPS)
+    if REST > 0:
+        keep_rows(gather(ys, FIRST, REST, WARPS), held[1].slice(0, 1, dim=0), 1, WARPS)
+    moments[0].store(gl.sum(total.reshape([WARPS, 32]), 1))
+    moments[1].store(gl.sum(square.reshape([WARPS, 32]), 1))
 
 
 @gluon.jit

@@ -45,17 +45,16 @@ def pick_long(numbers, INDEX: gl.constexpr):
 
 @gluon.jit
 def ask_for_vectors(
-    VECTOR, numbers, program, word, H: gl.constexpr, UPS: gl.constexpr, UNIT: gl.constexpr
+    VECTOR, numbers, program, word, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, UNIT: gl.constexpr
 ):  # fmt: skip
-    """Ask for a layer's norms, some lines by each program, and for the program's own biases."""
-    LINES: gl.constexpr = H // 64  # of a vector: an eighth of as many as there are programs
-    norm, at = word // 2, word * 0
-    for index in gl.static_range(6):
-        at = gl.where(norm == index, pick(numbers, index), at)
-        at = gl.where(norm == 6 + index, pick(numbers, 6 + index), at)
-    width = gl.where(norm == 6, 24, gl.where(norm == 10, 8 * UPS, 8))
-    place = gl.where(word < 12, program % LINES * 64, program * width + word % 2 * (width - 1))
-    ask_for(VECTOR + at.to(gl.int64) * UNIT + place, word < 24, True)
+    """Ask for a layer's norms, some lines by each program, and for the program's own biases, octet by octet."""
+    vector, octet = word // 8, word % 8
+    at = word * 0
+    for index in gl.static_range(12):
+        at = gl.where(vector == index, pick(numbers, index), at)
+    outputs = gl.where(vector == 6, 3 * H, gl.where(vector == 10, F, H))
+    place = gl.where(vector < 6, (program + octet * PROGRAMS) * 64, (program + octet * PROGRAMS) * 8)
+    ask_for(VECTOR + at.to(gl.int64) * UNIT + place, (vector < 12) & (place < outputs), True)
 
 
 @gluon.jit

@@ -1,4 +1,8 @@
-"""Tiles of matrices, which the copy engine brings into shared memory as far ahead as there is room."""
+"""Tiles of matrices, which the copy engine brings into shared memory as far ahead as there is room.
+
+A tile is eight rows of a matrix, an octet, or so many columns of them as a state has numbers. Octets go round among the
+programs. Every tile has its slot of shared memory; in some slots several of a layer take turns.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +10,79 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from unspool.kernels.gpu.resident.vectors import find_first
+
 UNDER_WAY = gl.constexpr(2)  # tiles of a program that are being copied: with more, words of other programs wait
+_RING = 8  # slots of a program with several octets of a state
 
 
 @gluon.constexpr_function
-def find_slot(matrix, part, ups):
-    """Where in shared memory a tile of a matrix is brought: in some slots two of a layer take turns."""
-    if matrix == 5:
-        return 4 + max(ups - 1, 1) + part
-    if matrix == 4:
-        return 3 if part == 1 else 4 + max(part - 1, 0)
-    return (part, 3, 0, 1)[matrix]
+def count_tiles(hidden, inner, programs):
+    """How many tiles the program with the most has of each matrix: QKV, out, queries, out, up, down."""
+    octets = [-(-outputs // (8 * programs)) for outputs in (3 * hidden, hidden, hidden, hidden, inner, hidden)]
+    return (*octets[:5], octets[5] * (inner // hidden))
 
 
 @gluon.constexpr_function
-def _find_turn(matrix, part, ups):
-    """Whether a tile is the first or the second of its slot in a layer; -1 if it is the only one."""
-    slot = find_slot(matrix, part, ups)
-    return int(matrix in (2, 3, 4)) if slot < 2 or (slot == 3 and ups > 1) else -1
+def find_group(matrix, part, counts):
+    """Which tiles are used, and so leave their slots, together: a matrix's, or of the last those of an octet."""
+    return 5 + part // (counts[5] // counts[1]) if matrix == 5 else matrix
 
 
 @gluon.constexpr_function
-def _find_user(matrix, part, ups):
-    """Which matrix's tiles were in the tile's slot before, and whether it is of the layer before."""
-    if matrix == 4:
-        before = 1 if part == 1 else 4
-    else:
-        before = ((2, 3, 0)[part % 3], 4 if ups > 1 else 1, 0, 0, 4, 5)[matrix]
-    return before, before >= matrix
+def _plan_slots(counts):
+    """All tiles in the order of their use: (matrix, part, slot)."""
+    tiles = [(matrix, part) for matrix, count in enumerate(counts) for part in range(count)]
+    if counts[1] > 1:
+        return tuple((*tile, place % _RING) for place, tile in enumerate(tiles))
+    ups = counts[4]
+    ends = {(5, part): 4 + max(ups - 1, 1) + part for part in range(ups)}
+    ends |= {(4, part): 3 if part == 1 else 4 + max(part - 1, 0) for part in range(ups)}
+    ends |= {(1, 0): 3, (2, 0): 0, (3, 0): 1}
+    return tuple((*tile, ends.get(tile, tile[1])) for tile in tiles)
 
 
 @gluon.constexpr_function
-def _list_tiles(ups):
+def count_slots(counts):
+    """How many slots there are."""
+    return 1 + max(slot for *_, slot in _plan_slots(counts))
+
+
+@gluon.constexpr_function
+def find_slot(matrix, part, counts):
+    """Where in shared memory a tile is brought."""
+    return next(slot for *tile, slot in _plan_slots(counts) if tile == [matrix, part])
+
+
+@gluon.constexpr_function
+def _list_users(matrix, part, counts):
+    """The tiles of a layer that take turns in a tile's slot, in the order of their use."""
+    slot = find_slot(matrix, part, counts)
+    return [tuple(tile) for *tile, other in _plan_slots(counts) if other == slot]
+
+
+@gluon.constexpr_function
+def _find_turn(matrix, part, counts):
+    """The how manieth of its slot in a layer a tile is, and of how many."""
+    users = _list_users(matrix, part, counts)
+    return users.index((matrix, part)), len(users)
+
+
+@gluon.constexpr_function
+def _find_user(matrix, part, counts):
+    """The group of the tile that was in a tile's slot before, and whether it is of the layer before."""
+    users = _list_users(matrix, part, counts)
+    turn = users.index((matrix, part))
+    return find_group(*users[turn - 1], counts), turn == 0
+
+
+@gluon.constexpr_function
+def _list_tiles(counts):
     """Tiles that are copied during a layer (matrix, part, 1 if they are the next layer's), as their slots are left."""
+    if counts[1] > 1:
+        tiles = [tile[:2] for tile in _plan_slots(counts)]
+        return (*((*tile, 0) for tile in tiles[_RING:]), *((*tile, 1) for tile in tiles[:_RING]))
+    ups = counts[4]
     tiles = [(5, part, 0) for part in range(ups)] + [(2, 0, 0), (3, 0, 0), (0, 2, 1)]
     tiles += [(4, 1, 0)] if ups > 1 else []
     tiles += [(0, 0, 1), (0, 1, 1), (1, 0, 1)]
@@ -47,64 +91,69 @@ def _list_tiles(ups):
 
 @gluon.jit
 def _bring_tile(
-    MATRIX: gl.constexpr, PART: gl.constexpr, H_TILES, F_TILES, PLACES, layer, slots, ready, used, program,
-    H: gl.constexpr, UPS: gl.constexpr,
+    MATRIX: gl.constexpr, PART: gl.constexpr, TILES, PLACES, layer, slots, ready, used, program,
+    H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, COUNTS: gl.constexpr,
 ):  # fmt: skip
-    """Have a tile copied once the one before it in its slot has been taken.
-
-    A tile of a matrix with rows of H numbers is eight rows; of the last, whose rows are longer, H columns of eight.
-    """
-    SLOT: gl.constexpr = find_slot(MATRIX, PART, UPS)
-    USER: gl.constexpr = _find_user(MATRIX, PART, UPS)
-    OCTETS: gl.constexpr = 3 if MATRIX == 0 else UPS if MATRIX == 4 else 1  # of a program
+    """Have a tile copied once the one before it in its slot has been taken, if the program has it."""
+    SLOT: gl.constexpr = find_slot(MATRIX, PART, COUNTS)
+    USER: gl.constexpr = _find_user(MATRIX, PART, COUNTS)
+    OUTPUTS: gl.constexpr = 3 * H if MATRIX == 0 else F if MATRIX == 4 else H
+    BLOCKS: gl.constexpr = F // H if MATRIX == 5 else 1  # tiles of an octet
+    IS_EVEN: gl.constexpr = OUTPUTS % (8 * PROGRAMS) == 0
     begin = gl.load(PLACES + layer * 32 + 12 + MATRIX)
+    octet = program + PART // BLOCKS * PROGRAMS
+    at = begin + octet * (8 * BLOCKS * H // 64) + PART % BLOCKS * (H // 64)
     mbarrier.wait(used[USER[0]], (layer + (1 if USER[1] else 0)) & 1)
-    mbarrier.expect(ready[SLOT], 8 * H * 2)
-    if MATRIX == 5:
-        at = begin + (program * 8 * UPS + PART) * (H // 64)
-        tma.async_copy_global_to_shared(F_TILES, [0, at, 0], ready[SLOT], slots.index(SLOT))
+    if IS_EVEN or octet < OUTPUTS // 8:
+        mbarrier.expect(ready[SLOT], 8 * H * 2)
+        tma.async_copy_global_to_shared(TILES[2 if MATRIX == 5 else 0], [0, at, 0], ready[SLOT], slots[0].index(SLOT))
+        if len(slots) > 1:
+            at += find_first(H) // 64
+            rest = TILES[3 if MATRIX == 5 else 1]
+            tma.async_copy_global_to_shared(rest, [0, at, 0], ready[SLOT], slots[1].index(SLOT))
     else:
-        at = begin + (program * OCTETS + PART) * 8 * (H // 64)
-        tma.async_copy_global_to_shared(H_TILES, [0, at, 0], ready[SLOT], slots.index(SLOT))
+        mbarrier.arrive(ready[SLOT], count=1)
 
 
 @gluon.jit
 def _bring_next(
-    INDEX: gl.constexpr, H_TILES, F_TILES, PLACES, layer, num_layers, slots, ready, used, program,
-    H: gl.constexpr, UPS: gl.constexpr,
+    INDEX: gl.constexpr, TILES, PLACES, layer, num_layers, slots, ready, used, program,
+    H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, COUNTS: gl.constexpr,
 ):  # fmt: skip
     """Have one of a layer's tiles copied once all but one of those before it are there."""
-    TILES: gl.constexpr = _list_tiles(UPS)
-    TILE: gl.constexpr = TILES[INDEX]
-    FORMER: gl.constexpr = TILES[(INDEX - UNDER_WAY) % len(TILES)]
+    LIST: gl.constexpr = _list_tiles(COUNTS)
+    TILE: gl.constexpr = LIST[INDEX]
+    FORMER: gl.constexpr = LIST[(INDEX - UNDER_WAY) % len(LIST)]
     former = layer + FORMER[2] - (1 if INDEX < UNDER_WAY else 0)
     if former < num_layers:
-        wait_for_tile(FORMER[0], FORMER[1], former, ready, UPS)
+        wait_for_tile(FORMER[0], FORMER[1], former, ready, COUNTS)
     if layer + TILE[2] < num_layers:
         _bring_tile(
-            TILE[0], TILE[1], H_TILES, F_TILES, PLACES, layer + TILE[2], slots, ready, used, program, H, UPS
+            TILE[0], TILE[1], TILES, PLACES, layer + TILE[2], slots, ready, used, program, H, F, PROGRAMS, COUNTS
         )  # fmt: skip
 
 
 @gluon.jit
 def bring_tiles(
-    H_TILES, F_TILES, PLACES, slots, ready, used, program, num_layers, H: gl.constexpr, UPS: gl.constexpr
+    TILES, PLACES, slots, ready, used, program, num_layers, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr
 ):  # fmt: skip
     """Have all tiles copied into shared memory."""
-    TILES: gl.constexpr = _list_tiles(UPS)
-    for index in gl.static_range(len(TILES)):
-        if TILES[index][2] == 1:  # of the first layer
+    COUNTS: gl.constexpr = count_tiles(H, F, PROGRAMS)
+    LIST: gl.constexpr = _list_tiles(COUNTS)
+    for index in gl.static_range(len(LIST)):
+        if LIST[index][2] == 1:  # of the first layer
             _bring_tile(
-                TILES[index][0], TILES[index][1], H_TILES, F_TILES, PLACES, 0, slots, ready, used, program, H, UPS
+                LIST[index][0], LIST[index][1], TILES, PLACES, 0, slots, ready, used, program, H, F, PROGRAMS, COUNTS
             )
     for layer in range(num_layers):
-        for index in gl.static_range(len(TILES)):
-            _bring_next(index, H_TILES, F_TILES, PLACES, layer, num_layers, slots, ready, used, program, H, UPS)
+        for index in gl.static_range(len(LIST)):
+            _bring_next(
+                index, TILES, PLACES, layer, num_layers, slots, ready, used, program, H, F, PROGRAMS, COUNTS
+            )  # fmt: skip
 
 
 @gluon.jit
-def wait_for_tile(MATRIX: gl.constexpr, PART: gl.constexpr, layer, ready, UPS: gl.constexpr):
-    turn = layer & 1
-    if _find_turn(MATRIX, PART, UPS) >= 0:
-        turn = layer * 0 + _find_turn(MATRIX, PART, UPS)
-    mbarrier.wait(ready[find_slot(MATRIX, PART, UPS)], turn)
+def wait_for_tile(MATRIX: gl.constexpr, PART: gl.constexpr, layer, ready, COUNTS: gl.constexpr):
+    """Wait until a tile is in its slot."""
+    TURN: gl.constexpr = _find_turn(MATRIX, PART, COUNTS)
+    mbarrier.wait(ready[find_slot(MATRIX, PART, COUNTS)], (layer * TURN[1] + TURN[0]) & 1)

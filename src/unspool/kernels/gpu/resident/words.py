@@ -10,21 +10,42 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from unspool.kernels.gpu.resident.vectors import count_all, count_each, count_kinds, find_first
+
 LINE = gl.constexpr(32)  # words of a cache line: what many programs wait for is in lines of its own
 _PAUSE = 40  # nanoseconds between loads of many words: they would keep the cache from being written
 
 
 @gluon.constexpr_function
-def _write_waiting(count, vector):
-    """PTX that loads `count` words by vectors until all of them have a tag: ($0 … words, addresses, tags)."""
+def _list_widths(hidden):
+    """How many words of a state a thread has side by side, of its first part and of the rest."""
+    return tuple(count_each(hidden, part) for part in range(count_kinds(hidden)))
+
+
+@gluon.constexpr_function
+def _write_waiting(widths, blocks, stride):
+    """PTX that loads words until all of them have a tag, of each block some from each of the addresses, side by side.
+
+    Operands: the words, block by block; the first block's addresses; the tag. Blocks are `stride` words apart.
+    """
+    count = blocks * sum(widths)
     lines = ["{", ".reg .pred missing;", ".reg .b32 apart, other;", "AGAIN:"]
-    for first in range(0, count, vector):
-        words = ", ".join(f"${number}" for number in range(first, first + vector))
-        kind = f"v{vector}.b32 {{{words}}}" if vector > 1 else f"b32 {words}"
-        lines.append(f"ld.relaxed.gpu.global.{kind}, [${count + first}];")
-    lines += _write_comparison([f"${number}" for number in range(count)], f"${2 * count}")
+    number = 0
+    for block in range(blocks):
+        for place, width in enumerate(widths):
+            lines.append(_write_load(range(number, number + width), f"${count + place}+{4 * stride * block}"))
+            number += width
+    lines += _write_comparison([f"${number}" for number in range(count)], f"${count + len(widths)}")
     lines += ["@missing bra AGAIN;", "}"]
     return "\n".join(lines)
+
+
+@gluon.constexpr_function
+def _write_load(numbers, at):
+    """PTX that loads some words side by side."""
+    words = ", ".join(f"${number}" for number in numbers)
+    kind = f"v{len(numbers)}.b32 {{{words}}}" if len(numbers) > 1 else f"b32 {words}"
+    return f"ld.relaxed.gpu.global.{kind}, [{at}];"
 
 
 @gluon.constexpr_function
@@ -41,14 +62,43 @@ def _constrain(outputs, addresses, numbers):
     return ",".join(["=&r"] * outputs + ["l"] * addresses + ["r"] * numbers)
 
 
+@gluon.constexpr_function
+def _list_kinds(count):
+    return tuple([gl.int32] * count)
+
+
 @gluon.jit
-def wait_for_words(at, tags, COUNT: gl.constexpr, VECTOR: gl.constexpr):
-    """The floats at some addresses, once all have their tags; a thread has `COUNT` of them, `VECTOR` side by side."""
+def wait_for_words(at, tags):
+    """The floats at some addresses, one for each thread, once all have their tags."""
     words = gl.inline_asm_elementwise(
-        _write_waiting(COUNT, VECTOR), _constrain(COUNT, COUNT, COUNT), [at.to(gl.int64), tags],
-        dtype=gl.int32, is_pure=False, pack=COUNT,
+        _write_waiting((1,), 1, 0), _constrain(1, 1, 1), [at.to(gl.int64), tags],
+        dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
     return take_float(words)
+
+
+@gluon.jit
+def _list_begins(at, thread, H: gl.constexpr):
+    """Where a thread's words of the first part begin, and of the rest if there are some."""
+    begins = ((at + thread * count_each(H, 0)).to(gl.int64),)
+    if count_kinds(H) > 1:
+        begins = begins + ((at + find_first(H) + thread * count_each(H, 1)).to(gl.int64),)
+    return begins
+
+
+@gluon.jit
+def wait_for_states(at, tag, thread, H: gl.constexpr, BLOCKS: gl.constexpr):
+    """A thread's numbers of as many states behind each other, once all are there."""
+    COUNT: gl.constexpr = BLOCKS * count_all(H)
+    words = gl.inline_asm_elementwise(
+        _write_waiting(_list_widths(H), BLOCKS, H), _constrain(COUNT, count_kinds(H), 1),
+        _list_begins(at, thread, H) + (tag + thread * 0,),
+        dtype=_list_kinds(COUNT), is_pure=False, pack=1,
+    )  # fmt: skip
+    xs = ()
+    for number in gl.static_range(COUNT):
+        xs = xs + (take_float(words[number]),)
+    return xs
 
 
 @gluon.jit
@@ -58,58 +108,61 @@ def take_float(words):
 
 
 @gluon.constexpr_function
-def _write_waiting_for_parts(splits, each):
-    """PTX for some words of each part, side by side, and the two words of its weight.
+def _write_waiting_for_parts(splits, widths, stride, weight_stride):
+    """PTX for some words of each part, from each of the addresses some side by side, and the two words of the weight
+    of what stands there.
 
-    Operands, as many of each as a thread has words of a part: the parts' words; the parts' weights; addresses of the
-    words, then of the weights; tags; how many parts there are.
+    Operands: the parts' words; the parts' weights; addresses of the first part's words, then of its weights; the tag;
+    how many parts there are. Parts are `stride` words apart, and their weights `weight_stride`.
     """
-    weights, at, weights_at, tags = (number * splits * each for number in range(1, 5))
-    tag, used = f"${tags}", f"${tags + each}"
+    count, kinds = sum(widths), len(widths)
+    weights = splits * count
+    at = weights + splits * kinds
+    weights_at = at + kinds
+    tag, used = f"${weights_at + kinds}", f"${weights_at + kinds + 1}"
     lines = ["{", ".reg .pred missing;", ".reg .b32 apart, other;"]
+    halves = []
     for split in range(splits):  # a part that nobody writes weighs nothing
-        lines += [f".reg .pred is_used{split};", f".reg .b32 high{split}, low{split};"]
-        lines += [f"setp.gt.s32 is_used{split}, {used}, {split};"]
-        lines += [f"mov.b32 ${each * split + number}, {tag};" for number in range(each)]
-        lines += [f"or.b32 high{split}, {tag}, 0xff800000;", f"mov.b32 low{split}, {tag};"]
+        lines += [f".reg .pred is_used{split};", f"setp.gt.s32 is_used{split}, {used}, {split};"]
+        lines += [f"mov.b32 ${count * split + number}, {tag};" for number in range(count)]
+        for kind in range(kinds):
+            high, low = f"high{split}_{kind}", f"low{split}_{kind}"
+            halves += [high, low]
+            lines += [f".reg .b32 {high}, {low};", f"or.b32 {high}, {tag}, 0xff800000;", f"mov.b32 {low}, {tag};"]
     lines.append("AGAIN:")
     for split in range(splits):
-        words = ", ".join(f"${each * split + number}" for number in range(each))
-        lines.append(f"@is_used{split} ld.relaxed.gpu.global.v{each}.b32 {{{words}}}, [${at + each * split}];")
-        words = f"{{high{split}, low{split}}}, [${weights_at + each * split}]"
-        lines.append(f"@is_used{split} ld.relaxed.gpu.global.v2.b32 {words};")
-    halves = [f"{half}{split}" for split in range(splits) for half in ("high", "low")]
-    lines += _write_comparison([*(f"${number}" for number in range(each * splits)), *halves], tag)
+        number = count * split
+        for kind, width in enumerate(widths):
+            load = _write_load(range(number, number + width), f"${at + kind}+{4 * stride * split}")
+            words = f"{{high{split}_{kind}, low{split}_{kind}}}, [${weights_at + kind}+{4 * weight_stride * split}]"
+            lines.append(f"@is_used{split} {load}")
+            lines.append(f"@is_used{split} ld.relaxed.gpu.global.v2.b32 {words};")
+            number += width
+    lines += _write_comparison([*(f"${number}" for number in range(weights)), *halves], tag)
     lines += ["@!missing bra DONE;", f"nanosleep.u32 {_PAUSE};", "bra AGAIN;", "DONE:"]
     for split in range(splits):
-        for number in range(each):
-            lines.append(f"prmt.b32 ${weights + each * split + number}, low{split}, high{split}, 0x7632;")
+        for kind in range(kinds):
+            words = f"low{split}_{kind}, high{split}_{kind}"
+            lines.append(f"prmt.b32 ${weights + kinds * split + kind}, {words}, 0x7632;")
     return "\n".join([*lines, "}"])
 
 
-@gluon.constexpr_function
-def _constrain_parts(splits, each):
-    count = splits * each
-    return ",".join(["=&r"] * count + ["=&r"] * count + ["l"] * 2 * count + ["r"] * 2 * each)
-
-
-@gluon.constexpr_function
-def _list_kinds(splits):
-    return tuple([gl.int32] * 2 * splits)
-
-
 @gluon.jit
-def wait_for_parts(values, weights, tags, used, SPLITS: gl.constexpr, EACH: gl.constexpr):
-    """The words of an attention's parts, of which a thread has `EACH` side by side, and the logarithms of the parts'
-    weights as whole numbers; `values` and `weights`: their addresses, by part; from `used` on there are no parts."""
-    given = ()
-    for split in gl.static_range(SPLITS):
-        given = given + (values[split].to(gl.int64),)
-    for split in gl.static_range(SPLITS):
-        given = given + (weights[split].to(gl.int64),)
+def wait_for_parts(
+    values, weights, tag, used, thread, H: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr
+):  # fmt: skip
+    """A thread's words of an attention's parts, and the logarithms of the parts' weights as whole numbers, of the first
+    numbers and of the rest; from `used` on there are no parts."""
+    KINDS: gl.constexpr = count_kinds(H)
+    COUNT: gl.constexpr = SPLITS * (count_all(H) + KINDS)
+    given = _list_begins(values, thread, H)
+    for kind in gl.static_range(KINDS):
+        head = (thread * count_each(H, kind) + kind * find_first(H)) // D
+        given = given + ((weights + head * LINE).to(gl.int64),)
     return gl.inline_asm_elementwise(
-        _write_waiting_for_parts(SPLITS, EACH), _constrain_parts(SPLITS, EACH), given + (tags, used),
-        dtype=_list_kinds(SPLITS), is_pure=False, pack=EACH,
+        _write_waiting_for_parts(SPLITS, _list_widths(H), H, H // D * LINE), _constrain(COUNT, 2 * KINDS, 2),
+        given + (tag + thread * 0, used + thread * 0),
+        dtype=_list_kinds(COUNT), is_pure=False, pack=1,
     )  # fmt: skip
 
 
