@@ -33,8 +33,9 @@ from unspool.kernels.gpu.sampling.tokens import LearnedPositions
 WARPS: Final = 8
 WIDTH: Final = 64  # of a head
 OUTPUTS: Final = 8  # of a program, of a product with as many outputs as the state has numbers
-SPLITS: Final = 4  # programs that read the keys of one head
-MOST_KEY_TILES: Final = 3  # in registers
+SPLITS: Final = 4  # programs that read the source's keys of one head; as many others read the row's, or fewer
+MOST_KEY_TILES: Final = 2  # in registers: three would be spilled
+_SPARE: Final = 4  # multiprocessors on which the kernels behind can begin, and have their instructions there
 CHUNK_BYTES: Final = 128  # that addresses of matrices are multiples of
 _CHUNK: Final = 64  # numbers
 _HIDDEN: Final = (512, 768, 1024, 1280)  # numbers of a state
@@ -123,6 +124,7 @@ class ResidentBlocks:
         state = x if isinstance(x, TokenState) else None
         places = state.places if state is not None else None
         begins = state.table if state is not None else x
+        share = self._num_programs // (self._hidden // WIDTH)  # of the programs reads one head's keys
         launch(
             run_blocks,
             (self._num_programs,),
@@ -152,6 +154,7 @@ class ResidentBlocks:
             D=WIDTH,
             WARPS=WARPS,
             PROGRAMS=self._num_programs,
+            OWN_SPLITS=min(SPLITS, share - SPLITS),
             SPLITS=SPLITS,
             KEY_TILES=self._key_tiles,
             ACT=self._activation,
@@ -186,7 +189,7 @@ def takes_layers(layers: Sequence[ResidentLayer], num_heads: int) -> bool:
     shapes = [(3 * hidden, hidden), *[(hidden, hidden)] * 3, (inner, hidden), (hidden, inner)]
     if hidden not in _HIDDEN or num_heads * WIDTH != hidden or inner % hidden or inner // hidden not in _INNER:
         return False
-    if count_programs(hidden) < SPLITS * num_heads or len(layers) > _MOST_LAYERS:
+    if count_programs(hidden) < (SPLITS + 1) * num_heads or len(layers) > _MOST_LAYERS:
         return False
     matrices = [matrix for layer in layers for matrix in layer.matrices]
     vectors = [vector for layer in layers for vector in _list_vectors(layer)]
@@ -205,7 +208,7 @@ def _are_near(tensors: Sequence[torch.Tensor], unit: int, most: int) -> bool:
 
 def count_programs(hidden: int) -> int:
     """How many programs run the blocks, each on a multiprocessor of its own."""
-    return min(hidden // OUTPUTS, _count_multiprocessors())
+    return min(hidden // OUTPUTS, _count_multiprocessors() - _SPARE)
 
 
 def count_key_tiles(positions: int) -> int:

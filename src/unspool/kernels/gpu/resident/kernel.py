@@ -39,7 +39,7 @@ from unspool.kernels.gpu.resident.products import (
     take_tiles,
 )
 from unspool.kernels.gpu.resident.tables import ask_for_vectors, keep_tables, load_some, pick, read_table
-from unspool.kernels.gpu.resident.tiles import bring_tiles, count_slots, count_tiles
+from unspool.kernels.gpu.resident.tiles import bring_tiles, count_slots, count_tiles, find_group, find_octet
 from unspool.kernels.gpu.resident.vectors import (
     count_all,
     count_each,
@@ -58,7 +58,7 @@ def run_blocks(
     H_FIRST, H_REST, F_FIRST, F_REST, VECTOR, PLACES, X, TOKEN, POSITIONS, OUT, WORDS, COUNT, BASE, TABLE, LENGTH,
     SOURCES, SOURCE_LENGTH, num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
     H: gl.constexpr, F: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, PROGRAMS: gl.constexpr,
-    SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr,
+    OWN_SPLITS: gl.constexpr, SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr,
     HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr, ENTRIES: gl.constexpr, EMBEDS: gl.constexpr,
     HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -87,7 +87,7 @@ def run_blocks(
                 VECTOR, PLACES, X, TOKEN, POSITIONS, OUT, WORDS, COUNT, BASE, TABLE, LENGTH, SOURCES, SOURCE_LENGTH,
                 table_room, slots, ready, used, program,
                 num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
-                H, F, D, WARPS, PROGRAMS, SPLITS, KEY_TILES, ACT, IS_NORM_FIRST, HAS_FIRST_NORM, UNIT, ENTRIES,
+                H, F, D, WARPS, PROGRAMS, OWN_SPLITS, SPLITS, KEY_TILES, ACT, IS_NORM_FIRST, HAS_FIRST_NORM, UNIT, ENTRIES,
                 EMBEDS, HAS_POSITIONS, PDL,
             )),
             (bring_tiles, (tiles, PLACES, slots, ready, used, program, num_layers, H, F, PROGRAMS)),
@@ -126,7 +126,7 @@ def _find_outputs(program, OUTPUTS: gl.constexpr, PROGRAMS: gl.constexpr, OUTS: 
     """A program's outputs of a product with so many, and which of them there are."""
     COUNT: gl.constexpr = round_octets((OUTPUTS + 8 * PROGRAMS - 1) // (8 * PROGRAMS))
     place = gl.arange(0, 8 * COUNT, OUTS)
-    output = (program + place // 8 * PROGRAMS) * 8 + place % 8
+    output = find_octet(program, place // 8, PROGRAMS) * 8 + place % 8
     return output, output < OUTPUTS
 
 
@@ -147,24 +147,35 @@ def _leave_normed(
 
 @gluon.jit
 def _add_product(
-    MATRIX: gl.constexpr, first, xs, state, bias, rows, room, layer, slots, ready, used,
+    MATRIX: gl.constexpr, ws, xs, state, bias, rows, room, layer, slots, ready, used,
     H: gl.constexpr, BLOCKS: gl.constexpr, COUNTS: gl.constexpr, WARPS: gl.constexpr,
     A: gl.constexpr, B: gl.constexpr, SUMS: gl.constexpr, RESULT: gl.constexpr,
 ):  # fmt: skip
-    """A program's numbers of the state, and what a matrix makes of some rows; `first`: the first octet's tiles."""
+    """A program's numbers of the state, and what a matrix makes of some rows; of the last matrix, whose octets have
+    several tiles, those after the first octet are taken here."""
     OCTETS: gl.constexpr = COUNTS[1]
     keep_blocks(xs, rows, H, BLOCKS, WARPS)
     gl.thread_barrier()
     operands = take_rows(rows, WARPS, B)
-    totals = (multiply_blocks(first, operands, WARPS, SUMS),)
-    for octet in gl.static_range(1, OCTETS):
+    totals = ()
+    for octet in gl.static_range(OCTETS):
         if MATRIX == 5:
-            mbarrier.arrive(used[4 + octet])
-        ws = take_tiles(MATRIX, octet * BLOCKS, BLOCKS, layer, slots, ready, COUNTS, WARPS, A)
-        totals = totals + (multiply_blocks(ws, operands, WARPS, SUMS),)
+            if octet > 0:
+                ws = take_tiles(MATRIX, octet * BLOCKS, BLOCKS, layer, slots, ready, COUNTS, WARPS, A)
+            totals = totals + (multiply_blocks(ws, operands, WARPS, SUMS),)
+        else:
+            totals = totals + (multiply_blocks((ws[octet],), operands, WARPS, SUMS),)
     store_sums(totals, room)
     gl.thread_barrier()
+    if MATRIX == 5 and OCTETS > 1:
+        leave_slots(MATRIX, BLOCKS, used, COUNTS)
     return round_state(state + gl.sum(add_up(room, 8 * OCTETS, RESULT), 1) + bias.to(gl.float32))
+
+
+@gluon.jit
+def leave_slots(MATRIX: gl.constexpr, PART: gl.constexpr, used, COUNTS: gl.constexpr):
+    """Say that tiles have been taken into registers, behind a barrier: their slots are free."""
+    mbarrier.arrive(used[find_group(MATRIX, PART, COUNTS)])
 
 
 @gluon.jit
@@ -173,7 +184,7 @@ def _run_layers(
     table_room, slots, ready, used, program,
     num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
     H: gl.constexpr, F: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, PROGRAMS: gl.constexpr,
-    SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr,
+    OWN_SPLITS: gl.constexpr, SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr,
     HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr, ENTRIES: gl.constexpr, EMBEDS: gl.constexpr,
     HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -196,8 +207,8 @@ def _run_layers(
 
     QKV: gl.constexpr = 0  # where words of each kind begin
     OWN: gl.constexpr = QKV + 3 * H
-    OWN_WEIGHTS: gl.constexpr = OWN + SPLITS * H
-    READ: gl.constexpr = OWN_WEIGHTS + LINE * SPLITS * HEADS
+    OWN_WEIGHTS: gl.constexpr = OWN + OWN_SPLITS * H
+    READ: gl.constexpr = OWN_WEIGHTS + LINE * OWN_SPLITS * HEADS
     QUERIES: gl.constexpr = READ + H
     OTHERS: gl.constexpr = QUERIES + H
     OTHERS_WEIGHTS: gl.constexpr = OTHERS + SPLITS * H
@@ -248,15 +259,15 @@ def _run_layers(
     source_length = gl.load(SOURCE_LENGTH).to(gl.int32)
     head = program // SHARE
     source_split, split = program % SHARE, SHARE - 1 - program % SHARE  # the source's keys are read by others
-    chunk, parts = divide_keys(length, SPLITS, BLOCK)
+    chunk, parts = divide_keys(length, OWN_SPLITS, BLOCK)
     begin = split * chunk
     end = gl.minimum(begin + chunk, length)
     attends, is_last = (split < parts) & (head < HEADS), (split == parts - 1) & is_present
     source_chunk, source_parts = divide_keys(source_length, SPLITS, BLOCK)
     source_begin, attends_source = source_split * source_chunk, (source_split < source_parts) & (head < HEADS)
     source_end = gl.minimum(source_begin + source_chunk, source_length)
-    read_begin = gl.where(attends, begin, source_begin)
-    read_end = gl.where(attends, end, gl.where(attends_source, source_end, 0))
+    end, source_end = gl.where(attends, end, 0), gl.where(attends_source, source_end, 0)
+    read_begin, read_end = gl.where(attends, begin, source_begin), gl.maximum(end, source_end)
     keys = find_keys(BASE, table, attends, head, D, UNIT)
     ask_for_keys(keys, read_begin, read_end, H, BLOCK, WARPS)
     total = 0.0
@@ -264,7 +275,7 @@ def _run_layers(
         total += xs[number].to(gl.float32)
     pivot = gl.sum(total, 0) / H  # the mean of the state that was normalised last; of the first, its own
     before = (count * num_layers) & 0xFFFF  # the tag before this step's
-    age_words(WORDS + OWN, WORDS + OWN_WEIGHTS, before, head, split, split >= parts, thread, H, D, SPLITS)
+    age_words(WORDS + OWN, WORDS + OWN_WEIGHTS, before, head, split, split >= parts, thread, H, D, OWN_SPLITS)
     age_words(
         WORDS + OTHERS, WORDS + OTHERS_WEIGHTS, before, head, source_split, source_split >= source_parts, thread,
         H, D, SPLITS,
@@ -279,13 +290,13 @@ def _run_layers(
         weight = enter_norm(weights, shifts, held, thread, H, WARPS)
         ws = take_tiles(0, 0, COUNTS[0], layer, slots, ready, COUNTS, WARPS, A)
         gl.thread_barrier()
+        leave_slots(0, 0, used, COUNTS)
         if layer > 0:
             xs = wait_for_states(WORDS + STATE, (tag - 1) & 0xFFFF, thread, H, 1)
         y, mean, root = _leave_normed(
             ws, xs, pivot, weight, held, moments, wide_room, wide_bias, eps, has_norm, H, WARPS, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + QKV + qkv_out, y, tag, is_qkv)
-        mbarrier.arrive(used[0])
         if not IS_NORM_FIRST:
             state = normalise(state, mean, root, own_weight, own_shift)
         pivot = mean
@@ -306,26 +317,27 @@ def _run_layers(
                 top_room, sum_room, read_room, H, D, WARPS, True, (ks[0],), (vs[0],),
             )  # fmt: skip
             write_new(found, thread, keys, length, is_last, H, D)
-        ws = take_tiles(1, 0, 1, layer, slots, ready, COUNTS, WARPS, A)
-        read = wait_for_output(WORDS + OWN, WORDS + OWN_WEIGHTS, tag, parts, thread, H, D, SPLITS)
+        ws = take_tiles(1, 0, OCTETS, layer, slots, ready, COUNTS, WARPS, A)
+        gl.thread_barrier()
+        leave_slots(1, 0, used, COUNTS)
+        read = wait_for_output(WORDS + OWN, WORDS + OWN_WEIGHTS, tag, parts, thread, H, D, OWN_SPLITS)
         state = _add_product(
             1, ws, read, state, bias, rows, room, layer, slots, ready, used, H, 1, COUNTS, WARPS, A, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + READ + own, state, tag, is_own)
-        mbarrier.arrive(used[1])
         bias = load_some(VECTOR, pick(table, 8), own, is_own, 0.0, UNIT)
 
         # The source's queries of the state.
         weight = enter_norm(weights, shifts, held, thread, H, WARPS)
         ws = take_tiles(2, 0, OCTETS, layer, slots, ready, COUNTS, WARPS, A)
         gl.thread_barrier()
+        leave_slots(2, 0, used, COUNTS)
         hold_back(TRAVEL)
         xs = wait_for_states(WORDS + READ, tag, thread, H, 1)
         y, mean, root = _leave_normed(
             ws, xs, pivot, weight, held, moments, room, bias, eps, True, H, WARPS, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + QUERIES + own, y, tag, is_own)
-        mbarrier.arrive(used[2])
         if not IS_NORM_FIRST:
             state = normalise(state, mean, root, own_weight, own_shift)
         pivot = mean
@@ -348,25 +360,26 @@ def _run_layers(
                 WORDS + OTHERS, WORDS + OTHERS_WEIGHTS, tag, head, source_split,
                 top_room, sum_room, read_room, H, D, WARPS, False, ks, vs,
             )  # fmt: skip
-        ws = take_tiles(3, 0, 1, layer, slots, ready, COUNTS, WARPS, A)
+        ws = take_tiles(3, 0, OCTETS, layer, slots, ready, COUNTS, WARPS, A)
+        gl.thread_barrier()
+        leave_slots(3, 0, used, COUNTS)
         read = wait_for_output(WORDS + OTHERS, WORDS + OTHERS_WEIGHTS, tag, source_parts, thread, H, D, SPLITS)
         state = _add_product(
             3, ws, read, state, bias, rows, room, layer, slots, ready, used, H, 1, COUNTS, WARPS, A, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + TOLD + own, state, tag, is_own)
-        mbarrier.arrive(used[3])
         inner_bias = load_some(VECTOR, pick(table, 10), up_out, is_up, 0.0, UNIT)
 
         # The feed-forward.
         weight = enter_norm(weights, shifts, held, thread, H, WARPS)
         ws = take_tiles(4, 0, COUNTS[4], layer, slots, ready, COUNTS, WARPS, A)
         gl.thread_barrier()
+        leave_slots(4, 0, used, COUNTS)
         xs = wait_for_states(WORDS + TOLD, tag, thread, H, 1)
         y, mean, root = _leave_normed(
             ws, xs, pivot, weight, held, moments, wide_room, inner_bias, eps, True, H, WARPS, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + INNER + up_out, activate(y, ACT), tag, is_up)
-        mbarrier.arrive(used[4])
         if not IS_NORM_FIRST:
             state = normalise(state, mean, root, own_weight, own_shift)
         pivot = mean
@@ -377,12 +390,13 @@ def _run_layers(
         wide_bias = load_some(VECTOR, pick(next_table, 6), qkv_out, is_qkv, 0.0, UNIT)
 
         ws = take_tiles(5, 0, UPS, layer, slots, ready, COUNTS, WARPS, A)
+        gl.thread_barrier()
+        leave_slots(5, 0, used, COUNTS)
         inner = wait_for_states(WORDS + INNER, tag, thread, H, UPS)
         state = _add_product(
             5, ws, inner, state, bias, rows, room, layer, slots, ready, used, H, UPS, COUNTS, WARPS, A, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + STATE + own, state, tag, is_own)
-        mbarrier.arrive(used[4 + OCTETS])
         keys = next_keys
     gl.store(OUT + own, state.to(gl.bfloat16), mask=is_own)
     if program == 0:  # which has read words of all others, and they have read the count

@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from unspool.kernels.gpu.gluon_launching import ask_for
+from unspool.kernels.gpu.resident.tiles import find_octet
 
 
 @gluon.jit
@@ -48,12 +49,12 @@ def ask_for_vectors(
     VECTOR, numbers, program, word, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, UNIT: gl.constexpr
 ):  # fmt: skip
     """Ask for a layer's norms, some lines by each program, and for the program's own biases, octet by octet."""
-    vector, octet = word // 8, word % 8
+    vector, turn = word // 8, word % 8
     at = word * 0
     for index in gl.static_range(12):
         at = gl.where(vector == index, pick(numbers, index), at)
     outputs = gl.where(vector == 6, 3 * H, gl.where(vector == 10, F, H))
-    place = gl.where(vector < 6, (program + octet * PROGRAMS) * 64, (program + octet * PROGRAMS) * 8)
+    place = gl.where(vector < 6, (program + turn * PROGRAMS) * 64, find_octet(program, turn, PROGRAMS) * 8)
     ask_for(VECTOR + at.to(gl.int64) * UNIT + place, (vector < 12) & (place < outputs), True)
 
 

@@ -23,6 +23,12 @@ def count_tiles(hidden, inner, programs):
     return (*octets[:5], octets[5] * (inner // hidden))
 
 
+@gluon.jit
+def find_octet(program, turn, PROGRAMS: gl.constexpr):
+    """A program's octet of some turn; in every second turn they go round backwards, so that none has all the rest."""
+    return turn * PROGRAMS + gl.where(turn % 2 == 0, program, PROGRAMS - 1 - program)
+
+
 @gluon.constexpr_function
 def find_group(matrix, part, counts):
     """Which tiles are used, and so leave their slots, together: a matrix's, or of the last those of an octet."""
@@ -101,7 +107,7 @@ def _bring_tile(
     BLOCKS: gl.constexpr = F // H if MATRIX == 5 else 1  # tiles of an octet
     IS_EVEN: gl.constexpr = OUTPUTS % (8 * PROGRAMS) == 0
     begin = gl.load(PLACES + layer * 32 + 12 + MATRIX)
-    octet = program + PART // BLOCKS * PROGRAMS
+    octet = find_octet(program, PART // BLOCKS, PROGRAMS)
     at = begin + octet * (8 * BLOCKS * H // 64) + PART % BLOCKS * (H // 64)
     mbarrier.wait(used[USER[0]], (layer + (1 if USER[1] else 0)) & 1)
     if IS_EVEN or octet < OUTPUTS // 8:

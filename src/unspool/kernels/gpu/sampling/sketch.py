@@ -78,7 +78,6 @@ def _round_states(
     is_there = at < N
     powers = tl.load(POWERS + at, mask=is_there, other=0.0)
     weight, shift = load_norm(WEIGHT, SHIFT, at, is_there, HAS_NORM and HAS_WEIGHT, HAS_NORM and HAS_SHIFT)
-    let_next_start(PDL)
     wait_for_input(PDL)
     x = tl.load(X + row * N + at, mask=is_there, other=0.0).to(tl.float32)
     if HAS_NORM:
@@ -94,6 +93,7 @@ def _round_states(
     tl.store(EXACT + row * N + at, x, mask=is_there)
     x *= powers
     most, square = tl.reduce((tl.abs(x), x * x), 0, _find_extent)
+    let_next_start(PDL)  # whose programs ask for all of the sketch: what was loaded here before would come behind that
     unit = tl.maximum(most, 1e-30) / 127.0
     units = x / unit
     high = tl.floor(units + 0.5)
