@@ -68,6 +68,11 @@ class Scorer:
             self.record.keep_scores(result.logits, result.scores)
         return result
 
+    def next_unprocessed(self, rows: Rows) -> torch.Tensor:
+        """The logits (rows, vocab) of every row's next token, for a caller that does the processors' work: what they
+        forbid is `find_forbidden`, and they do nothing else."""
+        return self._read(rows, normalise=False).scores
+
     def next_groups(
         self,
         rows: Rows,
