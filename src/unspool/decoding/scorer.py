@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -69,9 +70,12 @@ class Scorer:
         return result
 
     def next_unprocessed(self, rows: Rows) -> torch.Tensor:
-        """The logits (rows, vocab) of every row's next token, for a caller that does the processors' work: what they
-        forbid is `find_forbidden`, and they do nothing else."""
-        return self._read(rows, normalise=False).scores
+        """The logits (rows, vocab) of every row's next token, for a caller that does the processors' work, which is no
+        more than what `find_forbidden` says. They are there until the next step."""
+        want = None
+        if rows.device.type == "cpu":
+            want = replace(self.reader.want, is_brief=True, finds_likeliest=False)
+        return self._read(rows, normalise=False, want=want).scores
 
     def next_groups(
         self,

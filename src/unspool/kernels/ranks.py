@@ -34,8 +34,8 @@ def rank_rows(scores: torch.Tensor, count: int, *, normalises: bool) -> tuple[to
 def rank_allowed(
     scores: torch.Tensor, count: int, forbidden: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The log-probabilities of the `count` likeliest tokens of scores (rows, vocab) that are not forbidden, falling; and
-    the tokens. Forbidden ones have their part in the probabilities.
+    """The log-probabilities of the `count` likeliest tokens of scores (rows, vocab) that are not forbidden, falling;
+    and the tokens. Forbidden ones have their part in the probabilities.
 
     None where `rank_rows` is, or if very many are forbidden.
     """

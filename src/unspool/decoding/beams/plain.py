@@ -108,7 +108,7 @@ class PlainBeams:
     def choose(self) -> Moves:
         """Score every beam's next token, and keep the best continuations of each prompt."""
         rows, scorer, settings = self._rows, self._scorer, self._settings
-        # If nobody else looks at log-probabilities, and processors only forbid tokens, those of the candidates are enough.
+        # If nobody else looks at log-probabilities and processors only forbid, those of the candidates are enough.
         is_free = scorer.can_choose and not settings.do_sample
         forbidden = scorer.find_forbidden(rows) if is_free else None
         if forbidden is None:

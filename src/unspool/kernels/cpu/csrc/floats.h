@@ -28,6 +28,7 @@ INLINE int is_unpacked(const us_matrix *w, int32_t num_rows) {
 
 static panel find_panel(const us_matrix *w, int32_t row, int32_t num_rows) {
     const int32_t most = w->kind == US_F32 ? FLOAT_M : is_unpacked(w, num_rows) ? MOST_UNPACKED : MOST_M;
+    if (num_rows <= MOST_M) return (panel){0, num_rows, 0, (num_rows + most - 1) / most};
     const int32_t parts = (num_rows + most - 1) / most, joined = most < MOST_M ? MOST_M / most : 1;
     const int32_t begin = ((row + 1) * parts - 1) / num_rows / joined * joined;
     const int32_t end = begin + joined < parts ? begin + joined : parts, first = num_rows * begin / parts;

@@ -139,12 +139,9 @@ static void unpack_span(const us_matrix *w, const uint8_t *tile, int first, int 
  * those have. */
 static int32_t multiply_unpacked(const us_matrix *w, int32_t first, int32_t count, activations all, int32_t row, int32_t num_rows,
                                  float *out) {
-    const panel begin = find_panel(w, row, num_rows);
-    int32_t num_panels = 0, firsts[GROUP_PANELS + 1] = {row};
-    while (num_panels < GROUP_PANELS && firsts[num_panels] < num_rows) {
-        num_panels++;
-        firsts[num_panels] = num_rows * (begin.part + num_panels) / begin.parts;
-    }
+    const int32_t parts = (num_rows + MOST_UNPACKED - 1) / MOST_UNPACKED; /* as find_panel has them */
+    int32_t num_panels = 0, part = row ? find_panel(w, row, num_rows).part : 0, firsts[GROUP_PANELS + 1] = {row};
+    while (num_panels < GROUP_PANELS && part < parts) firsts[++num_panels] = num_rows * ++part / parts;
     const int32_t last = firsts[num_panels];
     if (w->rest) { /* tiles of two kinds may be made together */
         const int32_t left = w->own - first;
