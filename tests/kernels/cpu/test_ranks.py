@@ -58,7 +58,7 @@ def test_too_few_finite_scores_have_no_ranks() -> None:
 @pytest.mark.parametrize("forbidden", [(), (7,), (7, 7, 31, 4098), tuple(range(60)), (-1, 4099)])
 def test_allowed_tokens_are_ranked_as_if_the_others_were_masked(forbidden: tuple[int, ...]) -> None:
     scores = torch.randn(3, 4099, generator=torch.Generator().manual_seed(5))
-    scores[0, [token for token in forbidden if token in (7, 31)]] = 9.0  # they have most of the probability, and none of the places
+    scores[0, [token for token in forbidden if token in (7, 31)]] = 9.0  # most of the probability, no places
     inside = [token for token in forbidden if 0 <= token < 4099]
     masked = log_probabilities(scores).index_fill(1, torch.tensor(inside, dtype=torch.int64), -torch.inf)
     found, expected = rank_allowed(scores, 8, forbidden), rank_rows(masked, 8, normalises=False)
