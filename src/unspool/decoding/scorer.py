@@ -71,10 +71,10 @@ class Scorer:
 
     def next_unprocessed(self, rows: Rows) -> torch.Tensor:
         """The logits (rows, vocab) of every row's next token, for a caller that does the processors' work, which is no
-        more than what `find_forbidden` says. They are there until the next step."""
+        more than what `find_forbidden` says."""
         want = None
         if rows.device.type == "cpu":
-            want = replace(self.reader.want, is_brief=True, finds_likeliest=False)
+            want = replace(self.reader.want, finds_likeliest=False)
         return self._read(rows, normalise=False, want=want).scores
 
     def next_groups(
