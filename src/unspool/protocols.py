@@ -100,6 +100,7 @@ class Want:
     # Nobody reads the logits of a pass that finds the likeliest tokens: it may find them in another way, and return
     # logits without columns.
     likeliest_only: bool = False
+    finds_likeliest: bool = True  # False: nobody reads `Forward.likeliest`
 
 
 LAST = Want()

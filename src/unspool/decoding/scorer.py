@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -67,6 +68,14 @@ class Scorer:
         if self.record.keeps_steps:
             self.record.keep_scores(result.logits, result.scores)
         return result
+
+    def next_unprocessed(self, rows: Rows) -> torch.Tensor:
+        """The logits (rows, vocab) of every row's next token, for a caller that does the processors' work, which is no
+        more than what `find_forbidden` says."""
+        want = None
+        if rows.device.type == "cpu":
+            want = replace(self.reader.want, finds_likeliest=False)
+        return self._read(rows, normalise=False, want=want).scores
 
     def next_groups(
         self,

@@ -126,8 +126,8 @@ class Passes:
             counts += job.ask.counts if job.ask.counts is not None else [part.shape[1]] * part.shape[0]
         filled = [part if part.shape[1] == width else F.pad(part, (0, width - part.shape[1])) for part in tokens]
         is_brief = self._mixes and first.want.is_brief and all(job.is_brief for job in jobs[1:])
-        # An epilogue is of one request's rows, and others may read logits.
-        want = replace(first.want, epilogue=None, is_brief=is_brief, likeliest_only=False)
+        # An epilogue is of one request's rows, and others may read logits and the likeliest tokens.
+        want = replace(first.want, epilogue=None, is_brief=is_brief, likeliest_only=False, finds_likeliest=True)
         try:
             self.num_passes += 1
             whole = None if min(counts) == width else counts

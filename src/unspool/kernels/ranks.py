@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import torch
 
 from unspool.kernels.cpu.library import Library, find_library
+
+_MOST_FORBIDDEN: Final = 64  # tokens that are ranked beside those that are wanted
 
 
 def log_probabilities(scores: torch.Tensor) -> torch.Tensor:
@@ -24,6 +29,26 @@ def rank_rows(scores: torch.Tensor, count: int, *, normalises: bool) -> tuple[to
         return None
     values, tokens = library.rank_rows(scores, count, normalises=normalises)
     return None if bool((tokens[:, 0] < 0).any()) else (values, tokens)
+
+
+def rank_allowed(
+    scores: torch.Tensor, count: int, forbidden: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The log-probabilities of the `count` likeliest tokens of scores (rows, vocab) that are not forbidden, falling;
+    and the tokens. Forbidden ones have their part in the probabilities.
+
+    None where `rank_rows` is, or if very many are forbidden.
+    """
+    known = sorted({token for token in forbidden if 0 <= token < scores.shape[-1]})
+    if len(known) > _MOST_FORBIDDEN or count + len(known) > scores.shape[-1]:
+        return None
+    ranked = rank_rows(scores, count + len(known), normalises=True)
+    if ranked is None or not known:
+        return ranked
+    values, tokens = ranked
+    is_forbidden = torch.isin(tokens, torch.tensor(known))
+    kept = is_forbidden.int().argsort(dim=1, stable=True)[:, :count]
+    return values.gather(1, kept), tokens.gather(1, kept)
 
 
 def _find_library(scores: torch.Tensor) -> Library | None:

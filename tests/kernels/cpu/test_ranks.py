@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unspool.kernels.cpu import find_library
-from unspool.kernels.ranks import log_probabilities, rank_rows
+from unspool.kernels.ranks import log_probabilities, rank_allowed, rank_rows
 
 LIBRARY = find_library()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built")
@@ -53,3 +53,19 @@ def test_too_few_finite_scores_have_no_ranks() -> None:
     scores[0, :2] = 1
     assert rank_rows(scores, 3, normalises=False) is None
     assert rank_rows(scores, 2, normalises=True) is not None
+
+
+@pytest.mark.parametrize("forbidden", [(), (7,), (7, 7, 31, 4098), tuple(range(60)), (-1, 4099)])
+def test_allowed_tokens_are_ranked_as_if_the_others_were_masked(forbidden: tuple[int, ...]) -> None:
+    scores = torch.randn(3, 4099, generator=torch.Generator().manual_seed(5))
+    scores[0, [token for token in forbidden if token in (7, 31)]] = 9.0  # most of the probability, no places
+    inside = [token for token in forbidden if 0 <= token < 4099]
+    masked = log_probabilities(scores).index_fill(1, torch.tensor(inside, dtype=torch.int64), -torch.inf)
+    found, expected = rank_allowed(scores, 8, forbidden), rank_rows(masked, 8, normalises=False)
+    assert found is not None and expected is not None
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
+def test_too_many_forbidden_tokens_are_not_ranked_beside_the_others() -> None:
+    assert rank_allowed(torch.randn(2, 4099), 8, range(65)) is None
+    assert rank_allowed(torch.randn(2, 10), 8, range(3)) is None

@@ -107,12 +107,21 @@ class PlainBeams:
 
     def choose(self) -> Moves:
         """Score every beam's next token, and keep the best continuations of each prompt."""
-        rows, scorer = self._rows, self._scorer
-        # If nobody else looks at log-probabilities, those of the candidates are enough.
-        normalises = self._settings.do_sample or scorer.changes_logits or not scorer.can_choose
-        scores = scorer.next_logits(rows, normalise=normalises).scores  # (prompts * beams, vocab)
+        rows, scorer, settings = self._rows, self._scorer, self._settings
+        # If nobody else looks at log-probabilities and processors only forbid, those of the candidates are enough.
+        is_free = scorer.can_choose and not settings.do_sample
+        forbidden = scorer.find_forbidden(rows) if is_free else None
+        if forbidden is None:
+            scores = scorer.next_logits(rows, normalise=True).scores  # (prompts * beams, vocab)
+        else:
+            scores = scorer.next_unprocessed(rows)
         tokens, beams, best = find_candidates(
-            scores, self.list_running(), self._settings, self.find_drawing(), is_normalised=normalises
+            scores,
+            self.list_running(),
+            settings,
+            self.find_drawing(),
+            is_normalised=forbidden is None,
+            forbidden=forbidden or (),
         )
         fetched = [fetch(part) for part in (tokens, beams, best)]  # begun together: the device is waited for once
         found, continued, totals = (part.read().tolist() for part in fetched)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.randomness import draw_gumbel
 from unspool.kernels.beam_choice import ChosenBeams
 from unspool.kernels.presence import runs_kernels
-from unspool.kernels.ranks import log_probabilities, rank_rows
+from unspool.kernels.ranks import log_probabilities, rank_allowed, rank_rows
 from unspool.kernels.sending import Fetched, fetch, fetch_once, send
 from unspool.logits.highest import take_highest
 
@@ -54,19 +54,23 @@ def find_candidates(
     drawing: Drawing | None,
     *,
     is_normalised: bool = True,
+    forbidden: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Each prompt's likeliest (or drawn) continuations: tokens, beams that they continue, log-probabilities.
 
     From scores (rows, vocab), log-probabilities if they are normalised, and the log-probabilities of the running beams
-    (rows,); each result is (prompts, candidates).
+    (rows,); each result is (prompts, candidates). If they are not normalised, `forbidden` tokens are then -inf.
     """
     num_beams, vocab = settings.num_beams, scores.shape[-1]
     num_prompts = len(scores) // num_beams
     ranked = None
     if not is_normalised:
         if drawing is None:
-            ranked = rank_rows(scores, min(settings.num_candidates, vocab), normalises=True)
-        scores = scores if ranked is not None else log_probabilities(scores)
+            ranked = rank_allowed(scores, min(settings.num_candidates, vocab), forbidden)
+        if ranked is None:
+            scores = log_probabilities(scores)
+            if inside := [token for token in forbidden if 0 <= token < vocab]:
+                scores = scores.index_fill(1, send(inside, scores.device), -torch.inf)
     if drawing is not None:
         total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
         noise = draw_gumbel(drawing.seeds, drawing.positions, total.shape[1])

@@ -145,7 +145,7 @@ class LibraryCalls:
             made.last_states = torch.empty(rows, num_new, spec.hidden_size)
         if want.early:
             made.early_logits = tuple(torch.zeros(shape) for _ in want.early)
-        elif is_whole:
+        elif is_whole and want.finds_likeliest:
             made.likeliest = torch.empty(shape[:-1], dtype=torch.int64)
         num_tokens = min(CHUNK, sum(span.counts))
         with self._lock:

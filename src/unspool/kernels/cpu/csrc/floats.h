@@ -14,8 +14,22 @@ typedef struct {
     int32_t part, parts; /* of those that rows of floats take their turns in: the panel's first one, and all */
 } panel;
 
+/* Whether a pair of tiles is unpacked for all rows (unpacked.h): not for a panel's, and where all of a matrix lies in tiles. */
+INLINE int is_unpacked(const us_matrix *w, int32_t num_rows) {
+#if defined(US_AVX512)
+    if (num_rows <= MOST_M) return 0;
+    while (w && !us_is_float(w->kind)) w = w->rest;
+    return !w;
+#else
+    (void)w, (void)num_rows;
+    return 0;
+#endif
+}
+
 static panel find_panel(const us_matrix *w, int32_t row, int32_t num_rows) {
-    const int32_t most = w->kind == US_F32 ? FLOAT_M : MOST_M, parts = (num_rows + most - 1) / most, joined = MOST_M / most;
+    const int32_t most = w->kind == US_F32 ? FLOAT_M : is_unpacked(w, num_rows) ? MOST_UNPACKED : MOST_M;
+    if (num_rows <= MOST_M) return (panel){0, num_rows, 0, (num_rows + most - 1) / most};
+    const int32_t parts = (num_rows + most - 1) / most, joined = most < MOST_M ? MOST_M / most : 1;
     const int32_t begin = ((row + 1) * parts - 1) / num_rows / joined * joined;
     const int32_t end = begin + joined < parts ? begin + joined : parts, first = num_rows * begin / parts;
     return (panel){first, num_rows * end / parts - first, begin, parts};

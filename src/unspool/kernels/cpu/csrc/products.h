@@ -116,10 +116,10 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
 /* The same for some rows from `row` on: one panel, or several. How many rows those are. */
 static int32_t multiply_rows(const us_matrix *w, int32_t first, int32_t count, const input *in, int32_t row, int32_t num_rows,
                              float *out) {
-    const panel p = find_panel(w, row, num_rows);
 #if defined(US_AVX512)
-    if (p.count < num_rows && is_tiled(w)) return multiply_unpacked(w, first, count, in->quantised, row, num_rows, out);
+    if (is_unpacked(w, num_rows)) return multiply_unpacked(w, first, count, in->quantised, row, num_rows, out);
 #endif
+    const panel p = find_panel(w, row, num_rows);
     multiply(w, first, count, in, p, out);
     return p.count;
 }
@@ -142,6 +142,7 @@ static void put(const us_matrix *w, int32_t first, int32_t count, const float *m
         int32_t n = 0;
         for (; n + LANES <= count; n += LANES) put_some(w, first + n, made + n, LANES, y, row, to);
         if (n < count) put_some(w, first + n, made + n, count - n, y, row, to);
+        if (OUTPUTS > US_TILE) __builtin_prefetch(y + first + 2 * count - 1, 1, 2); /* where the next results go; measured on AVX-512 */
     }
 }
 

@@ -31,7 +31,7 @@ typedef float quad __attribute__((vector_size(16)));
 #if defined(__clang__)
 #define UNROLLED _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLLED _Pragma("GCC unroll 12")
 #else
 #define UNROLLED
 #endif
