@@ -58,6 +58,12 @@ RESIDENT = {
         "decoder_ffn_dim": 4096,
         "activation_function": "relu",
     },
+    "whisper-resident": {
+        "d_model": 1280,
+        "decoder_attention_heads": 20,
+        "encoder_attention_heads": 20,
+        "decoder_ffn_dim": 5120,
+    },
 }
 HOPPER = HAS_GPU and torch.cuda.get_device_capability() == (9, 0)
 
@@ -229,6 +235,12 @@ def draw_sources(name: str, rows: int, length: int) -> dict[str, torch.Tensor]:
     return first | {"input_ids": ids, "attention_mask": mask}
 
 
+def encode(model: Any, source: dict[str, torch.Tensor]) -> Any:
+    if "input_features" in source:
+        return model.encode(None, embeds=source["input_features"].cuda())
+    return model.encode(source["input_ids"].cuda(), source["attention_mask"].sum(1).tolist())
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampling": {"do_sample": True, "seed": 3, "temperature": 1.3, "top_k": 0},
@@ -314,9 +326,7 @@ def test_steps_of_one_kernel_for_all_blocks(name: str, monkeypatch: pytest.Monke
     def read() -> torch.Tensor:
         model, found = load(name, "cuda", torch.bfloat16), []
         for length in (9, 40, 21):
-            source = draw_sources(name, 1, length)
-            encoded = model.encode(source["input_ids"].cuda(), source["attention_mask"].sum(1).tolist())
-            cache = model.new_cache(rows=1, encoded=encoded)
+            cache = model.new_cache(rows=1, encoded=encode(model, draw_sources(name, 1, length)))
             model.forward(ids[:, : length - 3], cache)
             for place in range(length - 3, length + 5):
                 found.append(model.forward(ids[:, place : place + 1], cache).logits.double().flatten())
@@ -352,7 +362,7 @@ def test_captured_steps_are_as_near_as_torchs(
 ) -> None:
     """A step's logits and states, captured and by operators, beside float64's."""
     from unspool.kernels.gpu.products.rows_tilings import starts_early
-    from unspool.kernels.gpu.resident.blocks import ResidentBlocks
+    from unspool.kernels.gpu.resident.blocks import ResidentBlocks, TokenState
     from unspool.models.paths import captured_pair_blocks
 
     small, multiply = 0, captured_pair_blocks.multiply_small
@@ -363,10 +373,10 @@ def test_captured_steps_are_as_near_as_torchs(
         small += weight.is_cuda  # otherwise the kernels of one row are compiled ahead
         multiply(weight, *args, **around)
 
-    def count_blocks(blocks: ResidentBlocks, x: torch.Tensor, *args: Any) -> None:
+    def count_blocks(blocks: ResidentBlocks, x: torch.Tensor | TokenState, out: torch.Tensor, *args: Any) -> None:
         nonlocal resident
-        resident += x.is_cuda
-        run_blocks(blocks, x, *args)
+        resident += out.is_cuda
+        run_blocks(blocks, x, out, *args)
 
     monkeypatch.setattr(captured_pair_blocks, "multiply_small", count)
     monkeypatch.setattr(ResidentBlocks, "__call__", count_blocks)
@@ -375,11 +385,7 @@ def test_captured_steps_are_as_near_as_torchs(
 
     def read(kept_in: torch.dtype, path: str) -> torch.Tensor:
         model = load(name, "cuda", kept_in)
-        if name.startswith("whisper"):
-            encoded = model.encode(None, embeds=source["input_features"].cuda())
-        else:
-            encoded = model.encode(source["input_ids"].cuda(), source["attention_mask"].sum(1).tolist())
-        cache = model.new_cache(rows=rows, encoded=encoded)
+        cache = model.new_cache(rows=rows, encoded=encode(model, source))
         model.forward(ids[:, :-1], cache)
         with model.without_paths(*(["captured"] if path == "eager" else [])):
             forward = model.forward(ids[:, -1:], cache, want=Want(last_states=True))

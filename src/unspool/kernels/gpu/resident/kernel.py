@@ -39,7 +39,14 @@ from unspool.kernels.gpu.resident.products import (
     take_tiles,
 )
 from unspool.kernels.gpu.resident.tables import ask_for_vectors, keep_tables, load_some, pick, read_table
-from unspool.kernels.gpu.resident.tiles import bring_tiles, count_slots, count_tiles, find_group, find_octet
+from unspool.kernels.gpu.resident.tiles import (
+    bring_tiles,
+    count_slots,
+    count_tiles,
+    find_group,
+    find_octet,
+    leaves_early,
+)
 from unspool.kernels.gpu.resident.vectors import (
     count_all,
     count_each,
@@ -168,14 +175,16 @@ def _add_product(
     store_sums(totals, room)
     gl.thread_barrier()
     if MATRIX == 5 and OCTETS > 1:
-        leave_slots(MATRIX, BLOCKS, used, COUNTS)
+        mbarrier.arrive(used[find_group(MATRIX, BLOCKS, COUNTS)])
     return round_state(state + gl.sum(add_up(room, 8 * OCTETS, RESULT), 1) + bias.to(gl.float32))
 
 
 @gluon.jit
-def leave_slots(MATRIX: gl.constexpr, PART: gl.constexpr, used, COUNTS: gl.constexpr):
-    """Say that tiles have been taken into registers, behind a barrier: their slots are free."""
-    mbarrier.arrive(used[find_group(MATRIX, PART, COUNTS)])
+def _leave_slots(MATRIX: gl.constexpr, IS_EARLY: gl.constexpr, used, COUNTS: gl.constexpr):
+    """Say behind a barrier that the slots of a matrix's tiles, or of its first octet's, are free: early, as soon as
+    they are in registers, or once they are multiplied."""
+    if IS_EARLY == leaves_early(COUNTS):
+        mbarrier.arrive(used[find_group(MATRIX, 0, COUNTS)])
 
 
 @gluon.jit
@@ -290,13 +299,14 @@ def _run_layers(
         weight = enter_norm(weights, shifts, held, thread, H, WARPS)
         ws = take_tiles(0, 0, COUNTS[0], layer, slots, ready, COUNTS, WARPS, A)
         gl.thread_barrier()
-        leave_slots(0, 0, used, COUNTS)
+        _leave_slots(0, True, used, COUNTS)
         if layer > 0:
             xs = wait_for_states(WORDS + STATE, (tag - 1) & 0xFFFF, thread, H, 1)
         y, mean, root = _leave_normed(
             ws, xs, pivot, weight, held, moments, wide_room, wide_bias, eps, has_norm, H, WARPS, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + QKV + qkv_out, y, tag, is_qkv)
+        _leave_slots(0, False, used, COUNTS)
         if not IS_NORM_FIRST:
             state = normalise(state, mean, root, own_weight, own_shift)
         pivot = mean
@@ -318,26 +328,29 @@ def _run_layers(
             )  # fmt: skip
             write_new(found, thread, keys, length, is_last, H, D)
         ws = take_tiles(1, 0, OCTETS, layer, slots, ready, COUNTS, WARPS, A)
-        gl.thread_barrier()
-        leave_slots(1, 0, used, COUNTS)
+        if leaves_early(COUNTS):
+            gl.thread_barrier()
+        _leave_slots(1, True, used, COUNTS)
         read = wait_for_output(WORDS + OWN, WORDS + OWN_WEIGHTS, tag, parts, thread, H, D, OWN_SPLITS)
         state = _add_product(
             1, ws, read, state, bias, rows, room, layer, slots, ready, used, H, 1, COUNTS, WARPS, A, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + READ + own, state, tag, is_own)
+        _leave_slots(1, False, used, COUNTS)
         bias = load_some(VECTOR, pick(table, 8), own, is_own, 0.0, UNIT)
 
         # The source's queries of the state.
         weight = enter_norm(weights, shifts, held, thread, H, WARPS)
         ws = take_tiles(2, 0, OCTETS, layer, slots, ready, COUNTS, WARPS, A)
         gl.thread_barrier()
-        leave_slots(2, 0, used, COUNTS)
+        _leave_slots(2, True, used, COUNTS)
         hold_back(TRAVEL)
         xs = wait_for_states(WORDS + READ, tag, thread, H, 1)
         y, mean, root = _leave_normed(
             ws, xs, pivot, weight, held, moments, room, bias, eps, True, H, WARPS, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + QUERIES + own, y, tag, is_own)
+        _leave_slots(2, False, used, COUNTS)
         if not IS_NORM_FIRST:
             state = normalise(state, mean, root, own_weight, own_shift)
         pivot = mean
@@ -361,25 +374,28 @@ def _run_layers(
                 top_room, sum_room, read_room, H, D, WARPS, False, ks, vs,
             )  # fmt: skip
         ws = take_tiles(3, 0, OCTETS, layer, slots, ready, COUNTS, WARPS, A)
-        gl.thread_barrier()
-        leave_slots(3, 0, used, COUNTS)
+        if leaves_early(COUNTS):
+            gl.thread_barrier()
+        _leave_slots(3, True, used, COUNTS)
         read = wait_for_output(WORDS + OTHERS, WORDS + OTHERS_WEIGHTS, tag, source_parts, thread, H, D, SPLITS)
         state = _add_product(
             3, ws, read, state, bias, rows, room, layer, slots, ready, used, H, 1, COUNTS, WARPS, A, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + TOLD + own, state, tag, is_own)
+        _leave_slots(3, False, used, COUNTS)
         inner_bias = load_some(VECTOR, pick(table, 10), up_out, is_up, 0.0, UNIT)
 
         # The feed-forward.
         weight = enter_norm(weights, shifts, held, thread, H, WARPS)
         ws = take_tiles(4, 0, COUNTS[4], layer, slots, ready, COUNTS, WARPS, A)
         gl.thread_barrier()
-        leave_slots(4, 0, used, COUNTS)
+        _leave_slots(4, True, used, COUNTS)
         xs = wait_for_states(WORDS + TOLD, tag, thread, H, 1)
         y, mean, root = _leave_normed(
             ws, xs, pivot, weight, held, moments, wide_room, inner_bias, eps, True, H, WARPS, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + INNER + up_out, activate(y, ACT), tag, is_up)
+        _leave_slots(4, False, used, COUNTS)
         if not IS_NORM_FIRST:
             state = normalise(state, mean, root, own_weight, own_shift)
         pivot = mean
@@ -390,13 +406,15 @@ def _run_layers(
         wide_bias = load_some(VECTOR, pick(next_table, 6), qkv_out, is_qkv, 0.0, UNIT)
 
         ws = take_tiles(5, 0, UPS, layer, slots, ready, COUNTS, WARPS, A)
-        gl.thread_barrier()
-        leave_slots(5, 0, used, COUNTS)
+        if leaves_early(COUNTS):
+            gl.thread_barrier()
+        _leave_slots(5, True, used, COUNTS)
         inner = wait_for_states(WORDS + INNER, tag, thread, H, UPS)
         state = _add_product(
             5, ws, inner, state, bias, rows, room, layer, slots, ready, used, H, UPS, COUNTS, WARPS, A, B, SUMS, RESULT
         )  # fmt: skip
         put_words(WORDS + STATE + own, state, tag, is_own)
+        _leave_slots(5, False, used, COUNTS)
         keys = next_keys
     gl.store(OUT + own, state.to(gl.bfloat16), mask=is_own)
     if program == 0:  # which has read words of all others, and they have read the count

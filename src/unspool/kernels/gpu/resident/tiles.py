@@ -36,10 +36,17 @@ def find_group(matrix, part, counts):
 
 
 @gluon.constexpr_function
+def leaves_early(counts):
+    """Whether slots are left as soon as tiles are in registers. With several octets to a program memory decides, and
+    slots are few; with one what counts is that copies don't come while words are waited for."""
+    return counts[1] > 1
+
+
+@gluon.constexpr_function
 def _plan_slots(counts):
     """All tiles in the order of their use: (matrix, part, slot)."""
     tiles = [(matrix, part) for matrix, count in enumerate(counts) for part in range(count)]
-    if counts[1] > 1:
+    if leaves_early(counts):
         return tuple((*tile, place % _RING) for place, tile in enumerate(tiles))
     ups = counts[4]
     ends = {(5, part): 4 + max(ups - 1, 1) + part for part in range(ups)}
@@ -85,7 +92,7 @@ def _find_user(matrix, part, counts):
 @gluon.constexpr_function
 def _list_tiles(counts):
     """Tiles that are copied during a layer (matrix, part, 1 if they are the next layer's), as their slots are left."""
-    if counts[1] > 1:
+    if leaves_early(counts):
         tiles = [tile[:2] for tile in _plan_slots(counts)]
         return (*((*tile, 0) for tile in tiles[_RING:]), *((*tile, 1) for tile in tiles[:_RING]))
     ups = counts[4]
