@@ -12,7 +12,7 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
 from unspool.decoding.speculative.sources import can_read
 from unspool.errors import InputError, SettingError
-from unspool.models.adapters import adapt_half, find_owner, find_twin, keeps_states
+from unspool.models.adapters import ColumnModel, TextModel, adapt_half, find_owner, find_twin, keeps_states
 from unspool.models.native import NativeModel
 from unspool.plan import Origin
 from unspool.plan.drafting import Relation
@@ -80,6 +80,8 @@ def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_token
     for name, vocabulary in (("tokenizer", vocabularies.own), ("assistant_tokenizer", vocabularies.drafts)):
         _check_methods(name, vocabulary.tokenizer, _ASKED)
         _check_size(name, vocabulary)
+    if isinstance(core, ColumnModel):
+        core = TextModel.of(core)  # the call's inputs are the model's tokens
     return Assistant(core, vocabularies, owner)
 
 

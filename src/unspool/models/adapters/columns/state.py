@@ -134,6 +134,7 @@ class ColumnCache(Cache):
         # Makes the inputs of so many rows that begin anew, with a cache of transformers' that holds nothing.
         self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
         self.was_repeated = False  # rows were repeated since the last pass
+        self.begins_texts = False  # whatever is read first is a text, so all of it can be taken back
         self.may_gap = False  # rows have taken different numbers of drafted tokens
         self.num_ahead = 0  # columns that a longer negative prompt has put before the prompts' own
         self.has_inner = False  # the model's modules keep states themselves
@@ -266,6 +267,8 @@ class ColumnCache(Cache):
 
     def _begin_again(self) -> None:
         """Hold nothing: the next pass reads the prompt."""
+        if self.begins_texts and self.begin_again([0] * len(self.lengths)):
+            return
         if self.past is not None and self.columns is not None and self.columns.num_read:
             raise UnsupportedError(f"the {type(self.past).__name__} of transformers can't be emptied; use a fresh one")
         self.lengths = [0] * len(self.lengths)

@@ -1,0 +1,82 @@
+"""Draft models of another tokenizer over transformers' own caches: they read their own text, not the model's tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.decoding.speculative.tokenizer_fakes import make_pair
+from tests.models.adapters.tiny import LLAMA
+
+import unspool
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+TEXT = "the cat and the cat"
+NEW = {"max_new_tokens": 12, "eos_token_id": None, "return_dict_in_generate": True}
+DRAFTS = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+STATES = {**LLAMA, "mamba_d_state": 4, "mamba_d_conv": 3, "mamba_dt_rank": 4, "use_mamba_kernels": False}
+SIZES: dict[str, dict[str, Any]] = {
+    "Llama": LLAMA,
+    "Jamba": {**STATES, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1},
+    "Rwkv": {**LLAMA, "attention_hidden_size": 32, "context_length": 64},
+    "OpenAIGPT": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+}
+HEADS = {"OpenAIGPT": "OpenAIGPTLMHeadModel"}
+
+
+def make(name: str, num_tokens: int) -> Any:
+    """A tiny random model."""
+    torch.manual_seed(4)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES[name], "vocab_size": num_tokens})
+    model = getattr(transformers, HEADS.get(name, f"{name}ForCausalLM"))(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.2)
+    return model
+
+
+def renumber(model: Any, own: Any, other: Any) -> Any:
+    """The same model under another tokenizer's numbers."""
+    twin, own_ids, other_ids = type(model)(model.config).eval(), own.get_vocab(), other.get_vocab()
+    order = torch.tensor([own_ids[token] for token in sorted(other_ids, key=lambda token: other_ids[token])])
+    twin.load_state_dict(model.state_dict())
+    tables = {twin.get_input_embeddings().weight, twin.get_output_embeddings().weight}
+    biases = {bias for bias in (twin.get_output_embeddings().bias,) if bias is not None}
+    with torch.no_grad():
+        for table in tables | biases:
+            table.copy_(table[order])
+    return twin
+
+
+def read(tokenizer: Any, text: str) -> torch.Tensor:
+    return torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_model_itself_under_other_numbers_drafts_what_is_written(name: str) -> None:
+    own, other = make_pair("renumbered")
+    model = make(name, len(own))
+    ids = read(own, TEXT)
+    settings = {**NEW, "cache_implementation": "static"} if name == "Llama" else NEW
+    told = {"assistant_model": renumber(model, own, other), "tokenizer": own, "assistant_tokenizer": other, **DRAFTS}
+    expected = unspool.generate(model, ids, **settings, native=False)
+    found = unspool.generate(model, ids, **settings, **told, native=False)
+    assert "own cache" in found.stats.path_reason
+    assert torch.equal(found.sequences, expected.sequences)
+    assert sum(found.speculation.accepted) == sum(found.speculation.drafted) > 0
+
+
+@pytest.mark.parametrize("text", [TEXT, "a", "stop stopping\n\nstop"])
+@pytest.mark.parametrize("kind", ["merges", "characters"])
+def test_drafts_are_the_same_over_every_cache(kind: str, text: str) -> None:
+    own, other = make_pair(kind)
+    model, draft = make("Llama", len(own)), make("Llama", len(other))
+    told = {"assistant_model": draft, "tokenizer": own, "assistant_tokenizer": other, **DRAFTS, **NEW}
+    expected = unspool.generate(model, read(own, text), **told)
+    found = unspool.generate(model, read(own, text), **told, cache_implementation="static", native=False)
+    assert "own cache" in found.stats.path_reason
+    assert torch.equal(found.sequences, expected.sequences)
+    assert found.speculation == expected.speculation
