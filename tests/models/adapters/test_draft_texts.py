@@ -1,4 +1,4 @@
-"""Draft models of another tokenizer over transformers' own caches: they read their own text, not the model's tokens."""
+"""Draft models over transformers' own caches that read texts of their own, not the inputs of the model's call."""
 
 from __future__ import annotations
 
@@ -80,3 +80,37 @@ def test_drafts_are_the_same_over_every_cache(kind: str, text: str) -> None:
     assert "own cache" in found.stats.path_reason
     assert torch.equal(found.sequences, expected.sequences)
     assert found.speculation == expected.speculation
+
+
+@pytest.mark.parametrize("kind", ["the same", "characters"])
+@pytest.mark.parametrize("native", [None, False])
+@pytest.mark.parametrize("name", ["Jamba", "Rwkv", "OpenAIGPT"])
+def test_an_object_that_our_caches_cannot_serve_drafts_for_others(name: str, native: bool | None, kind: str) -> None:
+    """As transformers has Jamba draft for Llama."""
+    own, other = make_pair("characters")
+    model, ids = make("Llama", len(own)), read(own, TEXT)
+    told: dict[str, Any] = {"assistant_model": make(name, len(own)), **DRAFTS}
+    if kind != "the same":
+        told |= {"assistant_model": make(name, len(other)), "tokenizer": own, "assistant_tokenizer": other}
+    expected = unspool.generate(model, ids, **NEW, native=native)
+    found = unspool.generate(model, ids, **NEW, **told, native=native)
+    assert torch.equal(found.sequences, expected.sequences) and sum(found.speculation.drafted) > 0
+    rows = torch.cat((ids, ids.flip(1)))
+    if name == "OpenAIGPT":  # it keeps nothing, so what was refused is not read again
+        expected = unspool.generate(model, rows, **NEW, native=native)
+        assert torch.equal(unspool.generate(model, rows, **NEW, **told, native=native).sequences, expected.sequences)
+    else:
+        with pytest.raises(unspool.SettingError, match="keeps states, so drafts that one row of several refuses"):
+            unspool.generate(model, rows, **NEW, **told, native=native)
+
+
+def test_rows_of_a_model_without_a_cache_refuse_different_drafts() -> None:
+    model, draft = (make("OpenAIGPT", 97) for _ in range(2))
+    with torch.no_grad():
+        draft.lm_head.weight.add_(torch.randn(97, 32), alpha=0.1)
+    ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5], [3, 3, 4, 4, 3]])
+    expected = unspool.generate(model, ids, **NEW)
+    found = unspool.generate(model, ids, **NEW, **DRAFTS, assistant_model=draft)
+    assert torch.equal(found.sequences, expected.sequences)
+    accepted = [part / whole for part, whole in zip(found.speculation.accepted, found.speculation.drafted, strict=True)]
+    assert 0 < min(accepted) < max(accepted)

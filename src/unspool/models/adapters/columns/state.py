@@ -237,6 +237,8 @@ class ColumnCache(Cache):
         for layer in getattr(self.past, "layers", ()):
             for name in ("keys", "values"):
                 held = getattr(layer, name)  # (rows, heads, columns, width)
+                if held is None:  # of a model that takes no cache, which transformers makes one for
+                    continue
                 index = order[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]).to(held.device)
                 setattr(layer, name, torch.cat((held[:, :, :first], held.gather(2, index)), dim=2))
         self._cut(columns, int(columns.find_last().max()) + 1)

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache
+from unspool.config import GenerationConfig
 from unspool.models.adapters.columns.model import ColumnModel
+from unspool.models.adapters.columns.preparation import prepare_call
 from unspool.models.adapters.columns.state import ColumnCache, Columns
-from unspool.protocols import LAST, Encoded, Forward, Want
+from unspool.models.adapters.description import describe_loosely
+from unspool.protocols import LAST, Encoded, Forward, Model, Want
 
 
 class TextModel(ColumnModel):
@@ -26,6 +29,15 @@ class TextModel(ColumnModel):
         made = cls(model.inner, model.description, prepare(first, torch.ones_like(first)))
         made.call.prepare_text = prepare
         return made
+
+    @classmethod
+    def open(cls, model: Any) -> Model | None:
+        """An object that our caches can't serve, which drafts for any model; None for an encoder-decoder."""
+        if describe_loosely(model).info.is_encoder_decoder:
+            return None
+        first = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        given = {"attention_mask": torch.ones_like(first)}
+        return cls.of(prepare_call(model, first, given, GenerationConfig(), f"{type(model).__name__} drafts"))
 
     def new_cache(
         self,
