@@ -63,10 +63,12 @@ def find_drafting(assistant: Any, model: Model) -> Model:
     half = adapt_half(theirs) if model.info.is_encoder_decoder else None
     if half is not None:
         return half
-    twin = find_twin(theirs)[0] if isinstance(model, NativeModel) or keeps_states(theirs) else None
-    if twin is None and find_adapter(theirs) is None:
-        twin = TextModel.open(theirs)
-    return as_model(assistant) if twin is None else twin
+    found: Model | None = None
+    if isinstance(model, NativeModel) or keeps_states(theirs):
+        found = find_twin(theirs)[0]
+    if found is None and find_adapter(theirs) is None:
+        found = TextModel.open(theirs)
+    return as_model(assistant) if found is None else found
 
 
 def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
