@@ -12,7 +12,15 @@ from unspool.decoding.prompts import Prompts
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies, Vocabulary
 from unspool.decoding.speculative.sources import can_read
 from unspool.errors import InputError, SettingError
-from unspool.models.adapters import adapt_half, find_owner, find_twin, keeps_states
+from unspool.models.adapters import (
+    ColumnModel,
+    TextModel,
+    adapt_half,
+    find_adapter,
+    find_owner,
+    find_twin,
+    keeps_states,
+)
 from unspool.models.native import NativeModel
 from unspool.plan import Origin
 from unspool.plan.drafting import Relation
@@ -45,8 +53,9 @@ class Assistant:
 def find_drafting(assistant: Any, model: Model) -> Model:
     """The model that drafts, in the form that goes with the model.
 
-    An object of transformers drafts natively for a native model if it can, and always if it keeps states. A decoder
-    alone that can read an encoder's states, as distilled Whispers are loaded, reads those of the model's encoder.
+    An object of transformers drafts natively for a native model if it can, and always if it keeps states; over its own
+    cache if ours can't serve it. A decoder alone that can read an encoder's states, as distilled Whispers are loaded,
+    reads those of the model's encoder.
     """
     theirs = find_object(assistant)
     if theirs is None:
@@ -54,8 +63,12 @@ def find_drafting(assistant: Any, model: Model) -> Model:
     half = adapt_half(theirs) if model.info.is_encoder_decoder else None
     if half is not None:
         return half
-    twin = find_twin(theirs)[0] if isinstance(model, NativeModel) or keeps_states(theirs) else None
-    return as_model(assistant) if twin is None else twin
+    found: Model | None = None
+    if isinstance(model, NativeModel) or keeps_states(theirs):
+        found = find_twin(theirs)[0]
+    if found is None and find_adapter(theirs) is None:
+        found = TextModel.open(theirs)
+    return as_model(assistant) if found is None else found
 
 
 def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
@@ -80,6 +93,8 @@ def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_token
     for name, vocabulary in (("tokenizer", vocabularies.own), ("assistant_tokenizer", vocabularies.drafts)):
         _check_methods(name, vocabulary.tokenizer, _ASKED)
         _check_size(name, vocabulary)
+    if isinstance(core, ColumnModel):
+        core = TextModel.of(core)  # the call's inputs are the model's tokens
     return Assistant(core, vocabularies, owner)
 
 

@@ -180,4 +180,7 @@ def differs(call: Call, way: str, found: str) -> bool:
     has_criterion = "criterion" in call.extras or {"stop_strings", "max_time"} & call.settings.keys()
     if is_drafted and has_criterion and "wrote" in found:
         return True  # transformers asks a criterion at the end of a draft alone
+    raises_lowest = {"exponential_decay_length_penalty", "remove_invalid_values"} <= call.settings.keys()
+    if raises_lowest and (call.has_beams or "inf)" in found):
+        return True  # a forbidden end token's lowest finite score grows to infinity, and all beams that end tie there
     return "watermarking_config" in call.settings and "-inf, -3.40" in found

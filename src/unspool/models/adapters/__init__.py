@@ -1,6 +1,6 @@
 """Models of `transformers` as models of unspool. transformers is imported only here, and only when it is needed."""
 
-from unspool.models.adapters.columns import ColumnModel, prepare_call
+from unspool.models.adapters.columns import ColumnModel, TextModel, prepare_call
 from unspool.models.adapters.door import (
     MODEL_INPUTS,
     Adapted,
@@ -27,6 +27,7 @@ __all__ = [
     "MODEL_INPUTS",
     "Adapted",
     "ColumnModel",
+    "TextModel",
     "adapt",
     "adapt_half",
     "dress_output",

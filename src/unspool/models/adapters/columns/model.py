@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,6 +57,7 @@ class CallInputs:
     is_encoded: bool = False  # images and videos among the inputs are encoded
     why: str = ""  # this route is taken
     given: dict[str, Any] = field(default_factory=dict)
+    prepare_text: Callable[[torch.Tensor, torch.Tensor], CallInputs] | None = None  # another text's inputs: ids, mask
 
 
 class ColumnModel(AdaptedModel):

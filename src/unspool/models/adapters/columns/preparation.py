@@ -14,7 +14,7 @@ from unspool.models.adapters.adapted import name_failures
 from unspool.models.adapters.columns.held import check_rows, count_held
 from unspool.models.adapters.columns.model import CallInputs, ColumnModel
 from unspool.models.adapters.columns.state import CACHE_NAMES, Columns
-from unspool.models.adapters.description import describe_loosely
+from unspool.models.adapters.description import Description, describe_loosely
 from unspool.protocols import PreparedRows
 
 _NEEDED = (
@@ -43,13 +43,28 @@ def prepare_call(
         )
     kwargs = {name: value for name, value in given.items() if value is not None}
     description = describe_loosely(model)
-    is_pair = description.info.is_encoder_decoder
-    if description.lacks_order and _has_fixed_room(kwargs, settings):
+    has_fixed_room = _has_fixed_room(kwargs, settings)
+    if description.lacks_order and has_fixed_room:
         raise UnsupportedError(
             f"{type(model).__name__} would read the empty columns of a static cache as tokens; leave it out, or give a "
             "dynamic one"
         )
     config = make_config(settings)
+    call = _prepare_inputs(model, description, inputs, kwargs, config, why)
+    call.has_fixed_room = has_fixed_room
+
+    def prepare_text(ids: torch.Tensor, mask: torch.Tensor) -> CallInputs:
+        with torch.no_grad():
+            return _prepare_inputs(model, description, ids, {"attention_mask": mask}, config, why)
+
+    call.prepare_text = prepare_text
+    return ColumnModel(model, description, call)
+
+
+def _prepare_inputs(
+    model: Any, description: Description, inputs: Any, kwargs: dict[str, Any], config: Any, why: str
+) -> CallInputs:
+    is_pair = description.info.is_encoder_decoder
     if "cache_params" in description.arguments and "past_key_values" in kwargs:
         kwargs["cache_params"] = kwargs.pop("past_key_values")
     has_mask = "attention_mask" in kwargs
@@ -88,8 +103,7 @@ def prepare_call(
             mask = kwargs.get("attention_mask")
         prompt, shown = _lay_out(model, description, ids, mask, kwargs, is_pair)
     made = _make_rows(prompt, shown, value, name, kwargs, is_pair)
-    call = CallInputs(prompt, kwargs, made, config, source, has_fixed_room=_has_fixed_room(kwargs, settings), why=why)
-    return ColumnModel(model, description, call)
+    return CallInputs(prompt, kwargs, made, config, source, why=why)
 
 
 def _has_fixed_room(kwargs: Mapping[str, Any], settings: GenerationConfig) -> bool:
@@ -102,7 +116,7 @@ def _has_fixed_room(kwargs: Mapping[str, Any], settings: GenerationConfig) -> bo
 
 
 def _lay_out(
-    model: Any, description: Any, ids: torch.Tensor, mask: Any, kwargs: dict[str, Any], is_pair: bool
+    model: Any, description: Description, ids: torch.Tensor, mask: Any, kwargs: dict[str, Any], is_pair: bool
 ) -> tuple[Columns, torch.Tensor]:
     """The prompt's columns, and what returned sequences begin with."""
     rows, shown = ids.shape[0], ids

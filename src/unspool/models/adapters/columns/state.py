@@ -134,6 +134,7 @@ class ColumnCache(Cache):
         # Makes the inputs of so many rows that begin anew, with a cache of transformers' that holds nothing.
         self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
         self.was_repeated = False  # rows were repeated since the last pass
+        self.begins_texts = False  # whatever is read first is a text, so all of it can be taken back
         self.may_gap = False  # rows have taken different numbers of drafted tokens
         self.num_ahead = 0  # columns that a longer negative prompt has put before the prompts' own
         self.has_inner = False  # the model's modules keep states themselves
@@ -236,6 +237,8 @@ class ColumnCache(Cache):
         for layer in getattr(self.past, "layers", ()):
             for name in ("keys", "values"):
                 held = getattr(layer, name)  # (rows, heads, columns, width)
+                if held is None:  # of a model that takes no cache, which transformers makes one for
+                    continue
                 index = order[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]).to(held.device)
                 setattr(layer, name, torch.cat((held[:, :, :first], held.gather(2, index)), dim=2))
         self._cut(columns, int(columns.find_last().max()) + 1)
@@ -266,6 +269,8 @@ class ColumnCache(Cache):
 
     def _begin_again(self) -> None:
         """Hold nothing: the next pass reads the prompt."""
+        if self.begins_texts and self.begin_again([0] * len(self.lengths)):
+            return
         if self.past is not None and self.columns is not None and self.columns.num_read:
             raise UnsupportedError(f"the {type(self.past).__name__} of transformers can't be emptied; use a fresh one")
         self.lengths = [0] * len(self.lengths)
