@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from unspool.kernels.gpu.arguments import round_up
 from unspool.kernels.gpu.attention.output_parts import WARP_KEYS
 from unspool.kernels.gpu.attention.split_attention import UNIT
-from unspool.kernels.gpu.launching import launch, launch_options
+from unspool.kernels.gpu.launching import can_overlap, launch
 from unspool.kernels.gpu.resident.kernel import run_blocks
 from unspool.kernels.gpu.resident.words import LINE
 from unspool.kernels.gpu.sampling.tokens import LearnedPositions
@@ -165,8 +165,8 @@ class ResidentBlocks:
             EMBEDS=state is not None,
             HAS_POSITIONS=places is not None,
             num_warps=WARPS,
+            PDL=can_overlap(),  # those behind may start early; it is the first of its graph itself
             launch_cooperative_grid=True,  # programs wait for each other: all must be there
-            **launch_options(),
         )
 
 
