@@ -3,7 +3,7 @@
 The reference is `models.paths.captured_pair_blocks.PairBody`. Eight kernels a layer take two microseconds each for work
 of much less: one begins to multiply when the one before it has ended. Here a program stays on its multiprocessor from
 the first layer to the last. It has eight outputs of every product, or some eights, and waits for numbers of other
-programs by loading them until they are there (`words`).
+programs by loading them until they are there (`words`). States are of one or two powers of two (`vectors`).
 
 A multiprocessor most likely returns loads in their order, so that whoever waits for a word also waits for all that was
 asked for before it. So matrices are brought by the copy engine, whose copies are not in that order, two tiles at a time

@@ -65,9 +65,9 @@ def run_blocks(
     H_FIRST, H_REST, F_FIRST, F_REST, VECTOR, PLACES, X, TOKEN, POSITIONS, OUT, WORDS, COUNT, BASE, TABLE, LENGTH,
     SOURCES, SOURCE_LENGTH, num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
     H: gl.constexpr, F: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, PROGRAMS: gl.constexpr,
-    OWN_SPLITS: gl.constexpr, SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr,
-    HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr, ENTRIES: gl.constexpr, EMBEDS: gl.constexpr,
-    HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
+    OWN_SPLITS: gl.constexpr, SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr,
+    IS_NORM_FIRST: gl.constexpr, HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr, ENTRIES: gl.constexpr,
+    EMBEDS: gl.constexpr, HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Bring tiles by one warp, and run all layers by the others. What the kernel before has written is read by these
     alone: tiles are brought while it runs."""
@@ -94,8 +94,8 @@ def run_blocks(
                 VECTOR, PLACES, X, TOKEN, POSITIONS, OUT, WORDS, COUNT, BASE, TABLE, LENGTH, SOURCES, SOURCE_LENGTH,
                 table_room, slots, ready, used, program,
                 num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
-                H, F, D, WARPS, PROGRAMS, OWN_SPLITS, SPLITS, KEY_TILES, ACT, IS_NORM_FIRST, HAS_FIRST_NORM, UNIT, ENTRIES,
-                EMBEDS, HAS_POSITIONS, PDL,
+                H, F, D, WARPS, PROGRAMS, OWN_SPLITS, SPLITS, KEY_TILES, ACT, IS_NORM_FIRST, HAS_FIRST_NORM, UNIT,
+                ENTRIES, EMBEDS, HAS_POSITIONS, PDL,
             )),
             (bring_tiles, (tiles, PLACES, slots, ready, used, program, num_layers, H, F, PROGRAMS)),
         ],
@@ -183,7 +183,7 @@ def _add_product(
 def _leave_slots(MATRIX: gl.constexpr, IS_EARLY: gl.constexpr, used, COUNTS: gl.constexpr):
     """Say behind a barrier that the slots of a matrix's tiles, or of its first octet's, are free: early, as soon as
     they are in registers, or once they are multiplied."""
-    if IS_EARLY == leaves_early(COUNTS):
+    if leaves_early(COUNTS) == IS_EARLY:
         mbarrier.arrive(used[find_group(MATRIX, 0, COUNTS)])
 
 
@@ -193,9 +193,9 @@ def _run_layers(
     table_room, slots, ready, used, program,
     num_layers, eps, scale, source_scale, embedding_scale, offset, num_positions,
     H: gl.constexpr, F: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, PROGRAMS: gl.constexpr,
-    OWN_SPLITS: gl.constexpr, SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr, IS_NORM_FIRST: gl.constexpr,
-    HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr, ENTRIES: gl.constexpr, EMBEDS: gl.constexpr,
-    HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
+    OWN_SPLITS: gl.constexpr, SPLITS: gl.constexpr, KEY_TILES: gl.constexpr, ACT: gl.constexpr,
+    IS_NORM_FIRST: gl.constexpr, HAS_FIRST_NORM: gl.constexpr, UNIT: gl.constexpr, ENTRIES: gl.constexpr,
+    EMBEDS: gl.constexpr, HAS_POSITIONS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """All layers, of a program's outputs: what follows a wait has been made ready before it."""
     COUNTS: gl.constexpr = count_tiles(H, F, PROGRAMS)

@@ -48,9 +48,10 @@ def enter_state(xs, mean, weights, held, moments, H: gl.constexpr, WARPS: gl.con
     """Store what a norm's product reads of a state: what is beyond a number, times the norm's weights; and its sums."""
     FIRST: gl.constexpr = count_each(H, 0)
     REST: gl.constexpr = count_each(H, 1)
-    ys = ()
-    total, square = 0.0, 0.0
-    for number in gl.static_range(FIRST + REST):
+    less = xs[0].to(gl.float32) - mean
+    ys = ((less * weights[0].to(gl.float32)).to(gl.bfloat16),)
+    total, square = less, less * less
+    for number in gl.static_range(1, FIRST + REST):
         less = xs[number].to(gl.float32) - mean
         ys = ys + ((less * weights[number].to(gl.float32)).to(gl.bfloat16),)
         total += less
