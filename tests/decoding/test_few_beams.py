@@ -56,10 +56,17 @@ def test_a_search_without_any_sequence_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("forbidden", [[56], [3, 56, 60], list(range(0, 160, 2))], ids=["one", "few", "many"])
-def test_forbidden_tokens_are_what_processors_make_of_them(forbidden: list[int]) -> None:
+@pytest.mark.parametrize("groups", [{}, {"num_beam_groups": 3, "diversity_penalty": 0.7}], ids=["plain", "diverse"])
+def test_forbidden_tokens_are_what_processors_make_of_them(forbidden: list[int], groups: dict[str, Any]) -> None:
     """A search that ranks logits without the forbidden tokens ends as one whose steps are kept, which processes all."""
     lm = load_model("gemma2")
-    told: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 7, "min_new_tokens": 3}
+    told: dict[str, Any] = {
+        "num_beams": 3,
+        "num_return_sequences": 3,
+        "max_new_tokens": 7,
+        "min_new_tokens": 3,
+        **groups,
+    }
     told |= {"suppress_tokens": forbidden, "forced_eos_token_id": 5, "eos_token_id": 5, "return_dict_in_generate": True}
     ranked = lm.generate([ROW, ROW[:2]], **told).output
     processed = lm.generate([ROW, ROW[:2]], **told, output_scores=True).output

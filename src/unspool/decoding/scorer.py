@@ -116,13 +116,15 @@ class Scorer:
         last = self.processors[-1]
         return last.diversity_penalty if type(last) is HammingDiversityLogitsProcessor else None
 
-    def next_undivided(self, rows: Rows) -> tuple[torch.Tensor, bool]:
-        """Score every row's next token but for the `diversity` at the end: (rows, vocab), and whether they are
-        log-probabilities."""
+    def next_undivided(self, rows: Rows) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+        """Score every row's next token but for the `diversity` at the end: log-probabilities (rows, vocab), or logits
+        and the tokens that are forbidden of them, which is all that the processors before it do then."""
         head = LogitsProcessorList(self.processors[:-1], starts=self.processors.starts)
-        is_normalised = bool(head) or not self._readout.is_plain
-        scores = self._read(rows, normalise=is_normalised).scores
-        return head(rows.history(), scores, **self._find_extra(rows)) if head else scores, is_normalised
+        forbidden = self._find_forbidden(head, rows) if self._readout.is_plain else None
+        if forbidden is not None and (not forbidden or rows.device.type == "cpu"):
+            return self.next_unprocessed(rows), forbidden
+        scores = self._read(rows, normalise=True).scores
+        return head(rows.history(), scores, **self._find_extra(rows)) if head else scores, None
 
     def _process(
         self,
@@ -252,7 +254,9 @@ class Scorer:
     def find_forbidden(self, rows: Rows, *, whole: bool = True, ahead: int = 0) -> tuple[int, ...] | None:
         """The tokens that the processors, as `divide` gives them, take from every row's scores so many tokens ahead, if
         they do nothing else to them."""
-        processors, _ = self.divide(whole=whole)
+        return self._find_forbidden(self.divide(whole=whole)[0], rows, ahead)
+
+    def _find_forbidden(self, processors: LogitsProcessorList, rows: Rows, ahead: int = 0) -> tuple[int, ...] | None:
         if not processors:
             return ()
         ends = rows.ends

@@ -229,8 +229,16 @@ class GroupBeams(ScoredBeams):
     def _choose_at_once(self, penalty: float) -> Moves:
         rows, settings = self._rows, self._settings
         running = send(self._totals, rows.device, torch.float32) if self._running is None else self._running
-        scores, is_normalised = self._scorer.next_undivided(rows)
-        selection = select_groups(scores, running, self._ends, settings, penalty, is_normalised=is_normalised)
+        scores, forbidden = self._scorer.next_undivided(rows)
+        selection = select_groups(
+            scores,
+            running,
+            self._ends,
+            settings,
+            penalty,
+            is_normalised=forbidden is None,
+            forbidden=forbidden or (),
+        )
         listed = fetch_once(selection.packed).read(read_groups)
         parents, tokens_of, totals = list(range(len(rows))), [0] * len(rows), list(self._totals)
         before = list(self._origins)

@@ -13,7 +13,7 @@ from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.randomness import draw_gumbel
 from unspool.kernels.beam_choice import ChosenBeams
 from unspool.kernels.presence import runs_kernels
-from unspool.kernels.ranks import log_probabilities, rank_allowed, rank_rows
+from unspool.kernels.ranks import log_probabilities, rank_allowed
 from unspool.kernels.sending import Fetched, fetch, fetch_once, send
 from unspool.logits.highest import take_highest
 
@@ -47,6 +47,13 @@ Listed = tuple[list[list[int]], list[list[int]], list[list[float]]]
 """Tokens, the beams that they continue and log-probabilities, one list per prompt each."""
 
 
+def _normalise(scores: torch.Tensor, forbidden: Sequence[int]) -> torch.Tensor:
+    """The log-probabilities of logits (rows, vocab), those of forbidden tokens -inf."""
+    inside = [token for token in forbidden if 0 <= token < scores.shape[-1]]
+    made = log_probabilities(scores)
+    return made.index_fill(1, send(inside, scores.device), -torch.inf) if inside else made
+
+
 def find_candidates(
     scores: torch.Tensor,
     running: torch.Tensor,
@@ -68,9 +75,7 @@ def find_candidates(
         if drawing is None:
             ranked = rank_allowed(scores, min(settings.num_candidates, vocab), forbidden)
         if ranked is None:
-            scores = log_probabilities(scores)
-            if inside := [token for token in forbidden if 0 <= token < vocab]:
-                scores = scores.index_fill(1, send(inside, scores.device), -torch.inf)
+            scores = _normalise(scores, forbidden)
     if drawing is not None:
         total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
         noise = draw_gumbel(drawing.seeds, drawing.positions, total.shape[1])
@@ -147,17 +152,21 @@ def select_groups(
     penalty: float,
     *,
     is_normalised: bool,
+    forbidden: Sequence[int] = (),
 ) -> Selection:
     """Decide a step of diverse beam search for all groups that are not over: each goes on with the first of its
     candidates that do not end, and a candidate is lowered by the penalty for every beam of an earlier group that goes
-    on with its token. From scores (rows, vocab) before that, and the rest as `select_beams`."""
+    on with its token. From scores (rows, vocab) before that, and the rest as `select_beams`; what is `forbidden` as in
+    `find_candidates`."""
     size, vocab = settings.num_beams // settings.num_groups, scores.shape[-1]
     num_candidates = min(settings.count_candidates(size), size * vocab)
     few = num_candidates + settings.num_beams - size  # earlier groups can lower as many tokens as they have beams
     if not _fits_kernels(scores, size, few):
+        counts = num_candidates, min(few, vocab)
         return select_groups_on_host(
-            scores, running, ends, settings, penalty, (num_candidates, min(few, vocab)), is_normalised=is_normalised
+            scores, running, ends, settings, penalty, counts, is_normalised=is_normalised, forbidden=forbidden
         )
+    assert not forbidden, "the kernels are given what processors have forbidden"
     from unspool.kernels.gpu.sampling.beams import choose_in_groups  # Triton is imported where a GPU is used
 
     chosen = choose_in_groups(
@@ -184,15 +193,16 @@ def select_groups_on_host(
     counts: tuple[int, int],
     *,
     is_normalised: bool,
+    forbidden: Sequence[int] = (),
 ) -> Selection:
     """The same from each row's likeliest tokens, of which the host chooses; `counts` are the candidates of a group and
     the tokens of a row that can be among them."""
     num_candidates, few = counts
     num_beams, size = settings.num_beams, settings.num_beams // settings.num_groups
     num_prompts = len(scores) // num_beams
-    ranked = None if is_normalised else rank_rows(scores, few, normalises=True)
+    ranked = None if is_normalised else rank_allowed(scores, few, forbidden)
     if ranked is None:
-        ranked = take_highest(scores if is_normalised else log_probabilities(scores), few)
+        ranked = take_highest(scores if is_normalised else _normalise(scores, forbidden), few)
     fetched = [fetch(part) for part in (*ranked, running, ends)]
     values, tokens, before, end_ids = (part.read().numpy() for part in fetched)
     values, tokens = values.reshape(num_prompts, num_beams, few), tokens.reshape(num_prompts, num_beams, few)
