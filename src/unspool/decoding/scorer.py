@@ -109,17 +109,34 @@ class Scorer:
 
     @property
     def diversity(self) -> float | None:
-        """The penalty between groups that the processors end with, if nothing else tells groups of rows apart, and
-        nobody looks at what it makes of the scores: then `next_undivided` gives the scores before it."""
-        if not self.processors or self._copies_logits or self.record.keeps_steps:
+        """The penalty between groups, if nothing else tells groups of rows apart, and nobody looks at what it makes of
+        the scores: then it can be left to the choice, in steps of which `leaves_diversity` says so."""
+        place = self._find_diversity()
+        if place is None or self._copies_logits or self.record.keeps_steps:
             return None
-        last = self.processors[-1]
-        return last.diversity_penalty if type(last) is HammingDiversityLogitsProcessor else None
+        processor = self.processors[place]
+        assert isinstance(processor, HammingDiversityLogitsProcessor)
+        return processor.diversity_penalty
+
+    def _find_diversity(self) -> int | None:
+        places = [n for n, one in enumerate(self.processors) if type(one) is HammingDiversityLogitsProcessor]
+        return places[0] if len(places) == 1 else None
+
+    def leaves_diversity(self, rows: Rows) -> bool:
+        """Whether processors behind the `diversity` do no more in the next step than forbid tokens, so that it may as
+        well come after them."""
+        place = self._find_diversity()
+        assert place is not None
+        behind = LogitsProcessorList(self.processors[place + 1 :], starts=self.processors.starts)
+        return self._find_forbidden(behind, rows) is not None
 
     def next_undivided(self, rows: Rows) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-        """Score every row's next token but for the `diversity` at the end: log-probabilities (rows, vocab), or logits
-        and the tokens that are forbidden of them, which is all that the processors before it do then."""
-        head = LogitsProcessorList(self.processors[:-1], starts=self.processors.starts)
+        """Score every row's next token but for the `diversity`: log-probabilities (rows, vocab), or logits and the
+        tokens that are forbidden of them, which is all that the other processors do then."""
+        place = self._find_diversity()
+        assert place is not None
+        others = [*self.processors[:place], *self.processors[place + 1 :]]
+        head = LogitsProcessorList(others, starts=self.processors.starts)
         forbidden = self._find_forbidden(head, rows) if self._readout.is_plain else None
         if forbidden is not None and (not forbidden or rows.device.type == "cpu"):
             return self.next_unprocessed(rows), forbidden

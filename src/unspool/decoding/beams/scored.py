@@ -222,7 +222,7 @@ class GroupBeams(ScoredBeams):
         """What all groups go on with: decided at once where nothing but the penalty tells them apart."""
         groups = range(len(self._groups))
         goes_on = not any(self._judge.is_over(row, group) for row in range(self._num_prompts) for group in groups)
-        if self._penalty is not None and goes_on:
+        if self._penalty is not None and goes_on and self._scorer.leaves_diversity(self._rows):
             return self._choose_at_once(self._penalty)
         return self._choose_in_turn(goes_on)
 
