@@ -119,11 +119,35 @@ def test_what_is_left_to_torch(pair_model: Any, monkeypatch: pytest.MonkeyPatch)
     ids = torch.full((1, 8), 5)
     assert model.encode(ids, want=Want(hidden_states=True)).hidden_states is not None
     assert not runs, "states of every layer"
-    monkeypatch.setattr(library_encoding, "LONGEST", 7)
     model.encode(ids)
-    assert not runs, "attention over long sources"
-    model.encode(ids[:, :7])
-    assert runs == [7]
+    assert runs == [8]
+
+
+def test_many_sources_are_read_some_at_a_time(pair_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, groups = pair_model("bart", torch.float16), []
+    together = encode(model, RAGGED)
+    library = find_library()
+    assert library is not None
+    read = library.encode
+    monkeypatch.setattr(library, "encode", lambda *given: groups.append(given[2]) or read(*given))
+    monkeypatch.setattr(library_encoding, "_MOST_TOGETHER", 28)
+    for one, other in zip(encode(model, RAGGED), together, strict=True):
+        assert torch.equal(one, other)
+    assert groups == [[20, 1, 7], [30], [13]]
+
+
+@pytest.mark.parametrize(("kind", "error"), [(None, 1e-5), ("int8", 0.05)])
+def test_sounds(kind: str | None, error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = unspool.load(GOLDENS / "models" / "whisper", quantize=kind).model, count_runs(monkeypatch)
+    shape = model.info.features
+    assert shape is not None
+    features = torch.randn(2, shape.channels, shape.frames, generator=torch.Generator().manual_seed(3))
+    made = model.encode(None, embeds=features).states
+    assert runs == [2 * shape.positions]
+    with monkeypatch.context() as patch:
+        patch.setattr(LibraryEncoder, "run", lambda self, x, lengths: None)
+        expected = model.encode(None, embeds=features).states
+    assert torch.linalg.vector_norm(made - expected) <= error * torch.linalg.vector_norm(expected)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -141,7 +165,7 @@ def test_a_changed_matrix_is_read_as_it_is(pair_model: Any, way: str, dtype: tor
 def test_biases_reach_as_far_as_a_source(pair_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of distances grow with the longest source that was read."""
     model, runs = pair_model("t5", torch.bfloat16), count_runs(monkeypatch)
-    for length in (3, 200, 40):
+    for length in (3, 200, 40, 300):
         made = encode(model, [length])
         assert runs.pop() == length
         torch.testing.assert_close(made[0], encode_by_torch(model, [length])[0], rtol=1e-4, atol=3e-5)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,7 @@ from unspool.kernels.cpu.structures import (
 )
 from unspool.kernels.cpu.tiles import count_tile_bytes
 
-ABI: Final = 25
+ABI: Final = 26
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")
@@ -63,7 +64,7 @@ class Library:
         handle.us_run_steps.restype = None
         handle.us_encoder_bytes.argtypes = [ctypes.POINTER(CModel), *(ctypes.c_int32,) * 3]
         handle.us_encoder_bytes.restype = ctypes.c_int64
-        handle.us_encode.argtypes = handle.us_run.argtypes
+        handle.us_encode.argtypes = [ctypes.POINTER(CModel), ctypes.c_int32, *(ctypes.c_void_p,) * 3, ctypes.c_int32]
         handle.us_encode.restype = None
         handle.us_product_bytes.argtypes = [ctypes.POINTER(CMatrix), ctypes.c_int32]
         handle.us_product_bytes.restype = ctypes.c_int64
@@ -95,7 +96,6 @@ class Library:
         self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
         self.run_steps = handle.us_run_steps
-        self.encode = handle.us_encode
 
     @property
     def instructions(self) -> str:
@@ -117,9 +117,13 @@ class Library:
         none of which attends to more than `most_keys` keys."""
         return int(self._handle.us_scratch_bytes(ctypes.byref(model), num_tokens, num_read, self.threads, most_keys))
 
-    def count_encoder_scratch(self, model: CModel, num_tokens: int, most_keys: int) -> int:
-        """Bytes of working memory for an encoder's pass over so many tokens, of sources of up to `most_keys`."""
-        return int(self._handle.us_encoder_bytes(ctypes.byref(model), num_tokens, self.threads, most_keys))
+    def encode(self, model: CModel, states: torch.Tensor, lengths: Sequence[int]) -> None:
+        """Make final states (tokens, hidden) of embeddings of sources that lie one behind the other, in their place."""
+        counts = np.asarray(lengths, dtype=np.int32)
+        bytes_needed = self._handle.us_encoder_bytes(ctypes.byref(model), len(states), self.threads, max(lengths))
+        scratch = torch.empty(bytes_needed, dtype=torch.uint8)
+        given = (ctypes.byref(model), len(counts), counts.ctypes.data, point(states), point(scratch))
+        self._handle.us_encode(*given, self.threads)
 
     def multiply(self, matrix: CMatrix, x: torch.Tensor) -> torch.Tensor:
         """Rows times a matrix: (rows, matrix rows) float32."""

@@ -55,7 +55,7 @@ class EncoderProducts:
         library, copies = find_library(), self.find_copies(num_rows)
         if library is None or copies is None:
             return multiply_plainly
-        return partial(_multiply, library, copies, _MOST_ROWS[library.instructions])
+        return partial(_multiply, library, copies)
 
     def find_copies(self, num_rows: int) -> NarrowCopies | None:
         """The copies that so many rows are multiplied by; None if they gain nothing by any."""
@@ -73,13 +73,23 @@ class EncoderProducts:
         return self._copies
 
 
-def _multiply(
-    library: Library, copies: NarrowCopies, limits: dict[FloatKind, int], linear: AnyLinear, x: torch.Tensor
-) -> torch.Tensor:
-    copy = copies.find(linear.weight) if isinstance(linear, Linear) else None
+def find_copy(copies: NarrowCopies | None, linear: AnyLinear, num_rows: int) -> torch.Tensor | None:
+    """The copy of a matrix by which so many rows are multiplied; None if they gain nothing by one."""
+    library = find_library()
+    if copies is None or library is None or not isinstance(linear, Linear):
+        return None
+    copy = copies.find(linear.weight)
+    if copy is None or num_rows > _MOST_ROWS[library.instructions][NARROW[copy.dtype]]:
+        return None
+    return copy
+
+
+def _multiply(library: Library, copies: NarrowCopies, linear: AnyLinear, x: torch.Tensor) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    if copy is None or len(rows) > limits[NARROW[copy.dtype]]:
+    copy = find_copy(copies, linear, len(rows))
+    if copy is None:
         return linear(x)
+    assert isinstance(linear, Linear)
     num_outputs = linear.weight.shape[0]
     matrix = describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)
     return library.multiply(matrix, rows).view(*x.shape[:-1], num_outputs)

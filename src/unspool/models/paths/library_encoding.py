@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
 import torch
 
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import CHUNK
-from unspool.kernels.cpu.structures import CJob, CLayer, CModel, point
+from unspool.kernels.cpu.structures import CLayer, CModel
 from unspool.kernels.cpu.tiles import TILE
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import Stack
 from unspool.models.encoder_decoder.positions import DistanceBiases
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
-from unspool.models.paths.library_encoder import EncoderProducts
-from unspool.models.paths.library_model import ACTIVATIONS, WIDEST_HEAD, describe_norm, describe_product
+from unspool.models.paths.library_encoder import EncoderProducts, find_copy
+from unspool.models.paths.library_model import ACTIVATIONS, describe_norm, describe_product
 from unspool.models.paths.library_narrow import NarrowCopies
 from unspool.models.weights import AnyLinear, Linear, PackedLinear, find_addresses, iterate_tensors
 
-LONGEST: Final = 256  # tokens of a source up to which its attention is faster than torch's
+_MOST_TOGETHER: Final = 4096  # tokens of sources in one call, whose working memory is up to 100 KB for each
 
 
 class LibraryEncoder:
@@ -40,36 +38,25 @@ class LibraryEncoder:
         """Final states (tokens, hidden) of embeddings (tokens, hidden) of sources that lie one behind the other; None
         if torch's operators are as fast, or must do it."""
         library, copies = find_library(), self._products.find_copies(len(x))
-        if library is None or not self._is_read(copies, len(x), max(lengths)):
+        if library is None or not self._is_read(copies, len(x)):
             return None
         model = self._describe(copies, max(lengths))
-        counts = np.asarray(lengths, dtype=np.int32)
-        ends = np.cumsum(counts, dtype=np.int32)
-        firsts = np.repeat(ends - counts, counts)
-        positions = np.arange(len(x), dtype=np.int32) - firsts
-        own = np.repeat(counts, counts)
-        states = x.contiguous().clone()
-        scratch = torch.empty(library.count_encoder_scratch(model, len(x), max(lengths)), dtype=torch.uint8)
-        job = CJob(num_tokens=len(x), most_source=max(lengths), states=point(states), scratch=point(scratch))
-        job.positions, job.sources, job.source_lengths = (part.ctypes.data for part in (positions, firsts, own))
-        library.encode(ctypes.byref(model), ctypes.byref(job), library.threads)
+        states, first = x.contiguous().clone(), 0
+        for counts in _list_groups(lengths):
+            library.encode(model, states[first : first + sum(counts)], counts)
+            first += sum(counts)
         return states
 
-    def _is_read(self, copies: NarrowCopies | None, num_tokens: int, longest: int) -> bool:
+    def _is_read(self, copies: NarrowCopies | None, num_tokens: int) -> bool:
         """Whether the library has these layers, and reads every matrix as fast as torch does."""
         spec, stack = self._spec, self._spec.encoder
-        if spec.features is not None or longest > LONGEST or stack.head_dim > WIDEST_HEAD:
-            return False
         if spec.activation not in ACTIVATIONS or not self._kinds <= {Linear, PackedLinear}:
             return False
         if spec.is_gated and stack.ffn_size % TILE and PackedLinear in self._kinds:
             return False  # gates and values would not begin at tiles of their own
         if self._kinds == {PackedLinear} or num_tokens <= CHUNK:
             return True
-        return copies is not None and all(
-            isinstance(linear, Linear) and copies.find(linear.weight) is not None
-            for linear in _list_linears(self._stack)
-        )
+        return all(find_copy(copies, linear, num_tokens) is not None for linear in _list_linears(self._stack))
 
     def _describe(self, copies: NarrowCopies | None, longest: int) -> CModel:
         tables = [] if self._biases is None else self._biases.reserve_around(longest)
@@ -111,6 +98,17 @@ class LibraryEncoder:
             describe_product(linear, copies) for linear in (layer.qkv, layer.out, layer.up, layer.down)
         )
         return made
+
+
+def _list_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Sources side by side that are read in one call."""
+    group: list[int] = []
+    for length in lengths:
+        if group and sum(group) + length > _MOST_TOGETHER:
+            yield group
+            group = []
+        group.append(length)
+    yield group
 
 
 def _list_linears(stack: Stack) -> list[AnyLinear]:

@@ -13,8 +13,6 @@ typedef struct {
     int64_t row_stride, position_stride;
     const float *queries;
     size_t query_stride;
-    const float *biases;   /* (heads, 2 * num_places - 1): of a score, by how far the key lies behind, from the farthest ahead on; or NULL */
-    int32_t num_places;
     int32_t is_half;
     float scale;
 } source_keys;
@@ -61,11 +59,7 @@ static void read_source_part(run *r, const source_keys *from, int32_t token, int
         for (int32_t i = 0; i < D; i++) q[t * D + i] = query[i] * from->scale;
     }
     const packed_segment none = {0};
-    score_terms terms = {0};
-    if (from->biases) { /* tokens stand in order, so the next one's begin a place further on */
-        const int64_t behind = job->positions[token] - begin;
-        terms = (score_terms){.biases = from->biases + head * (2 * (int64_t)from->num_places - 1) + from->num_places - 1 + behind, .num_distances = 1};
-    }
+    const score_terms terms = {0};
     read_part(m, q, &terms, count, &none, &s, 1, begin, &r->tiles, got);
 }
 

@@ -5,16 +5,17 @@
 #ifndef UNSPOOL_ENCODER_H
 #define UNSPOOL_ENCODER_H
 
-static void encode_layer(run *r, const us_layer *layer) {
+static void encode_layer(run *r, const us_encoder_task *task, const us_layer *layer) {
     const us_model *m = r->model;
     const us_scratch *s = &r->scratch;
-    const int32_t rows = r->job->num_tokens, width = m->num_heads * m->head_dim;
+    const int32_t rows = r->job->num_tokens;
     input in = prepare(r, &layer->qkv, NORMED, find_norm(m, &layer->attn_norm), layer);
     multiply_part(&layer->qkv, rows, &in, &(output){.y = s->qkv, .stride = (size_t)layer->qkv.rows}, r->thread, r->threads);
     us_meet(r->team);
-    read_sources(r, &(source_keys){.keys = s->qkv + width, .row_stride = 3 * (int64_t)width, .position_stride = 3 * (int64_t)width,
-                                   .queries = s->qkv, .query_stride = 3 * (size_t)width, .biases = layer->biases,
-                                   .num_places = m->num_distances, .scale = layer->scale});
+    const token_sources sources = {.qkv = s->qkv, .read = s->read, .lengths = task->lengths, .biases = layer->biases,
+                                .num_sources = task->num_sources, .num_heads = m->num_heads, .width = m->head_dim,
+                                .num_places = m->num_distances, .scale = layer->scale};
+    attend_sources(&sources, task->rooms + (size_t)r->thread * task->room_size, r->thread, r->threads);
     us_meet(r->team);
     in = prepare(r, &layer->out, READ, NULL, layer);
     multiply_part(&layer->out, rows, &in, &(output){.y = s->x, .stride = (size_t)m->hidden, .adds = 1}, r->thread, r->threads);
@@ -24,13 +25,13 @@ static void encode_layer(run *r, const us_layer *layer) {
 }
 
 static void run_encoder(const void *argument, int32_t thread, us_team *team) {
-    const us_run_task *task = argument;
+    const us_encoder_task *task = argument;
     const us_model *m = task->model;
     const us_job *job = task->job;
     run r = {
         .model = m,
         .job = job,
-        .scratch = us_lay_out(m, job->num_tokens, 0, team->size, job->most_source, job->scratch),
+        .scratch = us_lay_out(m, job->num_tokens, 0, team->size, 0, job->scratch),
         .team = team,
         .thread = thread,
         .threads = team->size,
@@ -41,7 +42,7 @@ static void run_encoder(const void *argument, int32_t thread, us_team *team) {
     const size_t begin = (size_t)first * (size_t)m->hidden, count = (size_t)(last - first) * (size_t)m->hidden;
     memcpy(r.scratch.x + begin, job->states + begin, sizeof(float) * count);
     us_meet(team);
-    for (int32_t l = 0; l < m->num_layers; l++) encode_layer(&r, m->layers + l);
+    for (int32_t l = 0; l < m->num_layers; l++) encode_layer(&r, task, m->layers + l);
     for (int64_t row = first; row < last; row++)
         normalise(&m->final_norm, r.scratch.x + row * m->hidden, m->hidden, job->states + row * m->hidden);
 }

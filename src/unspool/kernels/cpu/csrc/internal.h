@@ -31,13 +31,29 @@ typedef struct {
     us_task halves;     /* argument: us_halves_task */
     us_task widen;      /* argument: us_widen_task */
     us_task attend;     /* argument: us_attend_task */
-    us_task encoder;    /* argument: us_run_task */
+    us_task encoder;    /* argument: us_encoder_task */
 } us_kernels;
 
 typedef struct {
     const us_model *model;
     const us_job *job;
 } us_run_task;
+
+/* Floats of a thread's working memory for one head of a source (source_attention.h). */
+static inline size_t us_source_room(int32_t longest, int32_t width) {
+    const size_t beside = 32, spare = 16, keys = 128; /* at most: queries of a block, what widths and counts are filled up with; and FEW_KEYS */
+    const size_t count = (size_t)longest + spare, padded = (size_t)width + spare;
+    return (2 * count * padded + beside * (2 * padded + keys) + 2 * count + beside + 15) & ~(size_t)15;
+}
+
+typedef struct {
+    const us_model *model;
+    const us_job *job; /* num_tokens, states and scratch */
+    int32_t num_sources;
+    const int32_t *lengths; /* num_sources */
+    float *rooms;           /* for each thread, this far apart */
+    size_t room_size;
+} us_encoder_task;
 
 typedef struct {
     const us_model *model;

@@ -32,6 +32,7 @@ typedef struct {
 
 #include "self_attention.h"
 #include "cross.h"
+#include "source_attention.h"
 
 /* --- what goes into products ------------------------------------------------------------------------------------- */
 enum source { NORMED, READ, CROSS_READ, FED, CHOSEN };

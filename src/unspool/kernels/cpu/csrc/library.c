@@ -116,13 +116,24 @@ void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int
     } while (pauses);
 }
 
-int64_t us_encoder_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys) {
-    return (int64_t)us_lay_out(model, num_tokens, 0, threads, most_keys, NULL).bytes;
+int64_t us_encoder_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t longest) {
+    const size_t rooms = sizeof(float) * us_source_room(longest, model->head_dim) * (size_t)threads;
+    return (int64_t)(us_lay_out(model, num_tokens, 0, threads, 0, NULL).bytes + rooms);
 }
 
-void us_encode(const us_model *model, const us_job *job, int32_t threads) {
-    us_gather(threads);
-    us_do(kernels()->encoder, &(us_run_task){model, job});
+static int32_t find_longest(const int32_t *lengths, int32_t count) {
+    int32_t longest = 0;
+    for (int32_t i = 0; i < count; i++) longest = lengths[i] > longest ? lengths[i] : longest;
+    return longest;
+}
+
+void us_encode(const us_model *model, int32_t num_sources, const int32_t *lengths, float *states, void *scratch, int32_t threads) {
+    us_job job = {.states = states, .scratch = scratch};
+    for (int32_t i = 0; i < num_sources; i++) job.num_tokens += lengths[i];
+    const size_t room_size = us_source_room(find_longest(lengths, num_sources), model->head_dim);
+    const int32_t team = us_gather(threads);
+    float *rooms = (float *)((char *)scratch + us_lay_out(model, job.num_tokens, 0, team, 0, NULL).bytes);
+    us_do(kernels()->encoder, &(us_encoder_task){model, &job, num_sources, lengths, rooms, room_size});
 }
 
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads) {

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 25
+#define US_ABI 26
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of numbers of 16 bits */
@@ -182,12 +182,11 @@ void us_run(const us_model *model, const us_job *job, int32_t threads);
 /* `job` is the first step's: a token a row, all of them wanted, likeliest ones too; most_keys is the last step's. */
 void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int32_t threads);
 
-/* An encoder's layers over sources that lie one behind the other: `states` (num_tokens, hidden) are embeddings, and then what the
-   last norm makes of the last states. A token's source begins at token `sources`, has `source_lengths` of them, and the token
-   stands at `positions` of it. Layers' biases are (heads, 2 * num_distances - 1): by how far a key lies behind a token, from the
-   farthest ahead on. */
-int64_t us_encoder_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t most_keys);
-void us_encode(const us_model *model, const us_job *job, int32_t threads);
+/* An encoder's layers over sources of so many tokens each (num_sources) that lie one behind the other: `states` (num_tokens,
+   hidden) are embeddings, and then what the last norm makes of the last states. Layers' biases are (heads, 2 * num_distances - 1):
+   by how far a key lies behind a token, from the farthest ahead on. */
+int64_t us_encoder_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t longest);
+void us_encode(const us_model *model, int32_t num_sources, const int32_t *lengths, float *states, void *scratch, int32_t threads);
 
 /* y (num_rows, matrix rows) = x (num_rows, columns) times the matrix, and its bias. */
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows);
