@@ -168,9 +168,9 @@ def test_every_float16_is_widened_alike(library: Library, flushes: bool) -> None
     try:
         for name in library.available:
             library.use_instructions(name)
-            for num_rows in (1, 5, 9):
-                made = library.multiply(matrix, torch.eye(32)[:num_rows])
-                assert torch.equal(made, numbers.T[:num_rows]), (name, num_rows)
+            for num_rows in (1, 5, 9, 70):
+                made = library.multiply(matrix, torch.eye(32).repeat(3, 1)[:num_rows])
+                assert torch.equal(made, numbers.T.repeat(3, 1)[:num_rows]), (name, num_rows)
     finally:
         torch.set_flush_denormal(False)
     assert len(data)
@@ -200,3 +200,11 @@ def test_shapes_are_checked_before_memory_is_read(library: Library) -> None:
 def test_no_rows_make_no_rows(library: Library) -> None:
     matrix, _, _kept = make("int4", 8, 64, 0, False)
     assert library.multiply(matrix, torch.zeros(0, 64)).shape == (0, 8)
+
+
+def test_small_floats_stay_the_callers(library: Library) -> None:
+    """On x86 they are zeros within a product, and not behind it."""
+    matrix, _, kept = make("float32", 8, 32, 0, has_bias=False)
+    library.multiply(matrix, torch.full((3, 32), 1e-39))
+    assert torch.tensor(1e-39) * 1 > 0
+    del kept

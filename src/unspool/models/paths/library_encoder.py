@@ -52,17 +52,16 @@ class EncoderProducts:
 
     def choose(self, num_rows: int) -> Multiply:
         """How matrices are multiplied by so many rows."""
-        library, copies = find_library(), self.find_copies(num_rows)
-        if library is None or copies is None:
-            return multiply_plainly
-        return partial(_multiply, library, copies)
-
-    def find_copies(self, num_rows: int) -> NarrowCopies | None:
-        """The copies that so many rows are multiplied by; None if they gain nothing by any."""
         library = find_library()
-        if not self._may_narrow or library is None:
-            return None
-        if num_rows > max(_MOST_ROWS.get(library.instructions, {}).values(), default=0):
+        if library is None or num_rows > max(_MOST_ROWS.get(library.instructions, {}).values(), default=0):
+            return multiply_plainly
+        copies = self.find_copies()
+        return multiply_plainly if copies is None else partial(_multiply, library, copies)
+
+    def find_copies(self) -> NarrowCopies | None:
+        """The copies, on processors where something is multiplied faster by them."""
+        library = find_library()
+        if not self._may_narrow or library is None or library.instructions not in _MOST_ROWS:
             return None
         if self._copies is None:
             self._weights = [linear.weight for linear, _ in self._products if isinstance(linear, Linear)]
@@ -73,23 +72,11 @@ class EncoderProducts:
         return self._copies
 
 
-def find_copy(copies: NarrowCopies | None, linear: AnyLinear, num_rows: int) -> torch.Tensor | None:
-    """The copy of a matrix by which so many rows are multiplied; None if they gain nothing by one."""
-    library = find_library()
-    if copies is None or library is None or not isinstance(linear, Linear):
-        return None
-    copy = copies.find(linear.weight)
-    if copy is None or num_rows > _MOST_ROWS[library.instructions][NARROW[copy.dtype]]:
-        return None
-    return copy
-
-
 def _multiply(library: Library, copies: NarrowCopies, linear: AnyLinear, x: torch.Tensor) -> torch.Tensor:
+    copy = copies.find(linear.weight) if isinstance(linear, Linear) else None
     rows = x.reshape(-1, x.shape[-1])
-    copy = find_copy(copies, linear, len(rows))
-    if copy is None:
+    if copy is None or len(rows) > _MOST_ROWS[library.instructions][NARROW[copy.dtype]]:
         return linear(x)
-    assert isinstance(linear, Linear)
     num_outputs = linear.weight.shape[0]
     matrix = describe_matrix(copy, linear.bias, NARROW[copy.dtype], *linear.weight.shape)
     return library.multiply(matrix, rows).view(*x.shape[:-1], num_outputs)

@@ -15,7 +15,7 @@ from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import Stack
 from unspool.models.encoder_decoder.positions import DistanceBiases
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
-from unspool.models.paths.library_encoder import EncoderProducts, find_copy
+from unspool.models.paths.library_encoder import EncoderProducts
 from unspool.models.paths.library_model import ACTIVATIONS, describe_norm, describe_product
 from unspool.models.paths.library_narrow import NarrowCopies
 from unspool.models.weights import AnyLinear, Linear, PackedLinear, find_addresses, iterate_tensors
@@ -37,7 +37,7 @@ class LibraryEncoder:
     def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor | None:
         """Final states (tokens, hidden) of embeddings (tokens, hidden) of sources that lie one behind the other; None
         if torch's operators are as fast, or must do it."""
-        library, copies = find_library(), self._products.find_copies(len(x))
+        library, copies = find_library(), self._products.find_copies()
         if library is None or not self._is_read(copies, len(x)):
             return None
         model = self._describe(copies, max(lengths))
@@ -56,7 +56,10 @@ class LibraryEncoder:
             return False  # gates and values would not begin at tiles of their own
         if self._kinds == {PackedLinear} or num_tokens <= CHUNK:
             return True
-        return all(find_copy(copies, linear, num_tokens) is not None for linear in _list_linears(self._stack))
+        return copies is not None and all(
+            isinstance(linear, Linear) and copies.find(linear.weight) is not None
+            for linear in _list_linears(self._stack)
+        )
 
     def _describe(self, copies: NarrowCopies | None, longest: int) -> CModel:
         tables = [] if self._biases is None else self._biases.reserve_around(longest)

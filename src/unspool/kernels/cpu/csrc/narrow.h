@@ -12,6 +12,9 @@
 #if defined(US_AVX512)
 #define NARROW_TURN 8   /* rows that are multiplied together: 24 sums and three vectors of weights are in registers, */
 #define NARROW_PANELS 3 /* and panels */
+#define NARROW_M 120    /* rows for which weights are widened once, */
+#define WIDE_COLUMNS 128 /* as many of them as the first-level cache holds, */
+#define WIDE_FROM 64    /* where there are so many rows */
 #elif defined(US_AVX2)
 #define NARROW_TURN 6
 #define NARROW_PANELS 2
@@ -39,8 +42,7 @@ INLINE void ask_share(const uint8_t *tile, int32_t turn, int32_t turns) {
 }
 
 #if defined(US_AMX)
-#define NARROW_M 16   /* rows of activations that are multiplied together at most, */
-#define UNIT_PANELS 2 /* and panels, by the matrix unit */
+#define UNIT_PANELS 2 /* panels that are multiplied together by the matrix unit */
 
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((size_t)64) : "memory")
@@ -139,7 +141,8 @@ INLINE int32_t multiply_group(panels p, const int has_second, int32_t columns, c
     return rows;
 }
 
-#elif !defined(NARROW_M)
+#endif
+#if !defined(NARROW_M)
 #define NARROW_M NARROW_TURN
 #endif
 #if !defined(NARROW_ROWS)
@@ -236,6 +239,65 @@ static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t
     return t.count;
 }
 
+/* Some columns of panels as floats: (columns, P, 16). */
+INLINE void widen_panels(panels p, const int P, int32_t begin, int32_t count, const int kind, float *wide) {
+    UNROLLED for (int i = 0; i < P; i++) {
+        const uint8_t *w = p.first + (size_t)i * p.apart + 2 * US_PANEL * (size_t)begin;
+        for (int32_t k = 0; k < count; k += 2, w += 64) {
+            float *to = wide + (k * P + i) * US_PANEL;
+            const __m512i both = _mm512_loadu_si512(w);
+            for (int odd = 0; odd < 2; odd++)
+                _mm512_store_ps(to + odd * P * US_PANEL, kind == US_F16 ? _mm512_cvtph_ps(_mm512_extracti64x4_epi64(both, odd)) : widen_bfloats(both, odd));
+        }
+    }
+}
+
+/* M rows times some columns of P panels, added to the sums of those before. */
+INLINE void add_wide(const float *wide, int32_t count, const float *x, const int M, const int P, int is_first, float *out) {
+    __m512 total[NARROW_PANELS][NARROW_TURN];
+    EACH_ROW UNROLLED for (int i = 0; i < P; i++)
+        total[i][m] = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + MADE * m + US_PANEL * i);
+    for (int32_t begin = 0; begin < count; begin += US_BLOCK, x += M * US_BLOCK - US_BLOCK)
+        for (int k = 0; k < US_BLOCK; k++, x++, wide += P * US_PANEL) {
+            __m512 weights[NARROW_PANELS];
+            UNROLLED for (int i = 0; i < P; i++) weights[i] = _mm512_load_ps(wide + i * US_PANEL);
+            EACH_ROW {
+                __m512 given = _mm512_set1_ps(x[US_BLOCK * m]);
+                if (P > 1) __asm__("" : "+v"(given));
+                UNROLLED for (int i = 0; i < P; i++) total[i][m] = _mm512_fmadd_ps(weights[i], given, total[i][m]);
+            }
+        }
+    EACH_ROW UNROLLED for (int i = 0; i < P; i++) _mm512_storeu_ps(out + MADE * m + US_PANEL * i, total[i][m]);
+}
+
+/* Up to NARROW_M rows from `row` on times a group of P panels: out[row][MADE]. How many rows those are. */
+INLINE int32_t multiply_wide(panels p, const int P, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
+    _Alignas(64) float wide[WIDE_COLUMNS * NARROW_PANELS * US_PANEL];
+    int32_t rows = 0;
+    for (int32_t begin = 0; begin < columns; begin += WIDE_COLUMNS) {
+        const int32_t count = columns - begin < WIDE_COLUMNS ? columns - begin : WIDE_COLUMNS;
+        if (p.kind == US_F16) widen_panels(p, P, begin, count, US_F16, wide);
+        else widen_panels(p, P, begin, count, US_BF16, wide);
+        narrow_turn t;
+        for (rows = 0; row + rows < num_rows && rows <= NARROW_M - NARROW_TURN; rows += t.count) {
+            t = find_turn(row + rows, num_rows);
+            const float *x = (const float *)in->pieces + (size_t)(row + rows) * (size_t)columns + (size_t)(begin * t.count);
+            switch (t.count) {
+#define ROWS(M)                                                                 \
+    case M:                                                                     \
+        add_wide(wide, count, x, M, P, begin == 0, out + MADE * (size_t)rows);   \
+        break
+                ROWS(5);
+                ROWS(6);
+                ROWS(7);
+                ROWS(8);
+#undef ROWS
+            }
+        }
+    }
+    return rows;
+}
+
 #elif defined(__aarch64__)
 #include "narrow_neon.h"
 
@@ -327,6 +389,11 @@ static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32
 #if defined(US_AMX)
     if (p.kind == US_BF16 && p.count == 2) return multiply_group(p, 1, columns, in->pieces, row, num_rows, out);
     if (p.kind == US_BF16) return multiply_group(p, 0, columns, in->pieces, row, num_rows, out);
+#endif
+#if defined(US_AVX512)
+    if (num_rows >= WIDE_FROM && p.count == 3) return multiply_wide(p, 3, columns, in, row, num_rows, out);
+    if (num_rows >= WIDE_FROM && p.count == 2) return multiply_wide(p, 2, columns, in, row, num_rows, out);
+    if (num_rows >= WIDE_FROM) return multiply_wide(p, 1, columns, in, row, num_rows, out);
 #endif
     return multiply_turn(p, columns, in, row, num_rows, out);
 }
