@@ -245,9 +245,9 @@ INLINE void widen_panels(panels p, const int P, int32_t begin, int32_t count, co
         const uint8_t *w = p.first + (size_t)i * p.apart + 2 * US_PANEL * (size_t)begin;
         for (int32_t k = 0; k < count; k += 2, w += 64) {
             float *to = wide + (k * P + i) * US_PANEL;
-            const __m512i both = _mm512_loadu_si512(w);
-            for (int odd = 0; odd < 2; odd++)
-                _mm512_store_ps(to + odd * P * US_PANEL, kind == US_F16 ? _mm512_cvtph_ps(_mm512_extracti64x4_epi64(both, odd)) : widen_bfloats(both, odd));
+            UNROLLED for (int odd = 0; odd < 2; odd++)
+                _mm512_store_ps(to + odd * P * US_PANEL, kind == US_F16 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w + odd))
+                                                                        : widen_bfloats(_mm512_loadu_si512(w), odd));
         }
     }
 }

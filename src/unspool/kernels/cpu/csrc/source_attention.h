@@ -19,7 +19,7 @@ typedef struct {
 
 #define BESIDE (2 * LANES) /* queries of a block */
 #define FEW_KEYS 128       /* that they meet before what they have read is rescaled */
-#define AHEAD 8            /* keys before one is laid out, it is asked for */
+#define KEYS_AHEAD 8       /* keys before one is laid out, it is asked for */
 #if defined(US_AVX512) /* with two vectors of each, and what they are made of, these fill the registers */
 #define SCORED 12 /* keys that meet the queries at once */
 #define SUMMED 8  /* numbers of values */
@@ -57,7 +57,7 @@ static void lay_head(const token_sources *s, const float *qkv, int32_t head, sou
     const size_t D = (size_t)h->width, width = (size_t)s->num_heads * D, padded = (size_t)h->padded, count = (size_t)h->count;
     for (size_t j = 0; j < count; j++) {
         const float *key = qkv + j * 3 * width + width;
-        for (size_t i = 0; i < 2 * D && j + AHEAD < count; i += US_LINE / 4) __builtin_prefetch(key + AHEAD * 3 * width + (i < D ? i : width + i - D));
+        for (size_t i = 0; i < 2 * D && j + KEYS_AHEAD < count; i += US_LINE / 4) __builtin_prefetch(key + KEYS_AHEAD * 3 * width + (i < D ? i : width + i - D));
         memcpy(h->keys + j * D, key, sizeof(float) * D);
         memcpy(h->values + j * padded, key + width, sizeof(float) * D);
         for (size_t i = D; i < padded; i++) h->values[j * padded + i] = 0;

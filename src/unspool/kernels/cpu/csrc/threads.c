@@ -58,7 +58,7 @@ static inline void rest(void) {
 
 /* While threads work, floats too small for all their digits are zeros, where one costs its operation 150 cycles: GELU makes them
  * of every activation below -13. What the thread did with them before, which it does again behind the call. */
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(US_KEEPS_SMALL)
 static uint32_t flush_small(void) {
     const uint32_t before = __builtin_ia32_stmxcsr();
     __builtin_ia32_ldmxcsr(before | 1u << 15 | 1u << 6);
