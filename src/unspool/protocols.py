@@ -162,6 +162,7 @@ class PreparedRows:
     source_ids: torch.Tensor | None = None  # the encoder's tokens, if it reads any
     num_sources: int = 0  # rows that the encoder reads; 0 without an encoder
     num_hidden: int = 0  # columns of embeddings that were given without ids, padding among them
+    end: int | None = None  # columns, the prompt's among them, at which every text ends by the model's own rule
 
 
 class Model(Protocol):

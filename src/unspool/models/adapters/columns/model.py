@@ -51,6 +51,7 @@ class CallInputs:
     inputs: dict[str, Any]  # further arguments of the model's forward
     rows: PreparedRows
     config: Any  # a GenerationConfig of transformers
+    main: tuple[Any, str]  # the input that the others go with, and its name
     source: tuple[Any, str] | None = None  # the encoder's main input and its name; None: there is nothing to encode
     has_fixed_room: bool = False  # the cache is one of transformers' static ones
     compiling: CompileConfig | None = None
