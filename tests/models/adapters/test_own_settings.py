@@ -114,6 +114,17 @@ def test_a_text_ends_where_its_sound_does(length: dict[str, int], way: str) -> N
     assert torch.equal(unspool.generate(model, **inputs, **length, **WAYS[way]), expected)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("row", [0, 1])
+def test_rows_take_what_is_kept_of_their_sound_with_them(row: int, way: str) -> None:
+    """A row that ends leaves the batch, and beams move: the encoder's own caches stand in objects beside the inputs."""
+    model, inputs = make_voxtral(), make_sound(frames=100)
+    end = int(model.generate(**inputs, do_sample=False)[row, 8])
+    model.__dict__.pop("_encoder_cache", None)  # transformers' own static one, which may have other rows
+    expected = model.generate(**inputs, **WAYS[way], eos_token_id=end, do_sample=False)
+    assert torch.equal(unspool.generate(model, **inputs, **WAYS[way], eos_token_id=end), expected)
+
+
 def test_what_goes_beyond_the_sound_is_refused() -> None:
     model = make_voxtral()
     with pytest.raises(SettingError, match="ends at 7 new tokens"):
