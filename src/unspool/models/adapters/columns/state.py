@@ -133,6 +133,7 @@ class ColumnCache(Cache):
         self.output: Any = None  # of the last pass: transformers' code takes from it what the next pass needs
         # Makes the inputs of so many rows that begin anew, with a cache of transformers' that holds nothing.
         self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
+        self.has_followed = False  # the inputs are those of the next column already
         self.was_repeated = False  # rows were repeated since the last pass
         self.begins_texts = False  # whatever is read first is a text, so all of it can be taken back
         self.may_gap = False  # rows have taken different numbers of drafted tokens
@@ -263,7 +264,7 @@ class ColumnCache(Cache):
             return False
         self.inputs = self.begin_inputs(_without(self.first_inputs, self.name), len(lengths))
         self.columns = self.output = None
-        self.inner = ()
+        self.inner, self.has_followed = (), False
         self.lengths = list(lengths)
         return True
 
@@ -274,7 +275,7 @@ class ColumnCache(Cache):
         if self.past is not None and self.columns is not None and self.columns.num_read:
             raise UnsupportedError(f"the {type(self.past).__name__} of transformers can't be emptied; use a fresh one")
         self.lengths = [0] * len(self.lengths)
-        self.columns, self.inner = None, ()
+        self.columns, self.inner, self.has_followed = None, (), False
         self.inputs = dict(self.first_inputs)
 
     def begin_trial(self) -> None:
