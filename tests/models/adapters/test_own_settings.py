@@ -174,3 +174,24 @@ def test_a_models_rule_is_shown_the_settings_of_the_call(settings: dict[str, Any
     assert inputs == given
     assert model.kept == (settings.get("do_sample", False), settings.get("max_new_tokens"))
     assert find_end(model, theirs, merged, given["input_ids"], "input_ids", 2) is None
+
+
+class Counting(transformers.LlamaForCausalLM):
+    """A model that ends its texts itself, as Parakeet's transducers do."""
+
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._get_stopping_criteria(*args, **kwargs)
+
+
+def test_a_model_that_ends_its_texts_itself_is_refused() -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "sliding_window"}
+    model = Counting(transformers.LlamaConfig(vocab_size=20, **sizes)).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    with pytest.raises(UnsupportedError, match="Counting ends its texts by a criterion of its own"):
+        unspool.generate(model, ids, max_new_tokens=3)
+    expected = model.generate(ids, max_new_tokens=3, do_sample=False)
+    unspool.attach()
+    try:
+        assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False), expected)
+    finally:
+        unspool.detach()
