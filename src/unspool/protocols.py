@@ -55,6 +55,7 @@ class ModelInfo:
     uncounted_id: int | None = None  # a token that has a position in no text's first pass, though it has in later ones
     why_single: str = ""  # why it reads one token a pass behind its prompt, and no drafts; empty: it reads any number
     why_even: str = ""  # why all rows of a batch must grow alike, so that drafts are for one row; empty: they need not
+    why_placed: str = ""  # why every row of a call keeps its place to the end; empty: rows leave, others are tried
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
     # "compile": it is `Compilable`; "stretches": it is `Stretching`; "shifted_keys": keys can be moved to other
@@ -162,6 +163,7 @@ class PreparedRows:
     source_ids: torch.Tensor | None = None  # the encoder's tokens, if it reads any
     num_sources: int = 0  # rows that the encoder reads; 0 without an encoder
     num_hidden: int = 0  # columns of embeddings that were given without ids, padding among them
+    end: int | None = None  # columns, the prompt's among them, at which every text ends by the model's own rule
 
 
 class Model(Protocol):

@@ -8,6 +8,7 @@ from unspool.api.calls import generate
 from unspool.errors import SettingError
 from unspool.models.adapters import (
     drop_twin,
+    ends_itself,
     find_mixin,
     has_own_loop,
     is_transformers_model,
@@ -105,8 +106,8 @@ def _wraps(model: Any) -> bool:
 
 
 def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """unspool.generate as a method; a model with a decoding loop of its own keeps transformers' generate()."""
-    if has_own_loop(self):
+    """unspool.generate as a method; a model whose decoding loop or end is its own keeps transformers' generate()."""
+    if has_own_loop(self) or ends_itself(self):
         mixin = find_mixin()
         return getattr(mixin, _KEPT, mixin.generate)(self, *args, **kwargs)
     return generate(self, *args, **kwargs)

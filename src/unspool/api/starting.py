@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -142,7 +143,8 @@ def _prepare(
         hooks.drafting_owner = assistant.owner
     prompts = read_prompts(opened.model, opened.given, opened.settings, hides_padding=hides_padding)
     hooks.cache = _read_cache(opened, prompts)
-    shape = _shape(prompts, hooks.cache)
+    prepared = opened.given.prepared
+    shape = replace(_shape(prompts, hooks.cache), end=None if prepared is None else prepared.end)
     follow_criteria(opened.settings, opened.origins, hooks.criteria, prompts)
     plan = _settle(opened, shape, assistant)
     prompts = read_source(prompts, opened.given, assistant, opened.model)

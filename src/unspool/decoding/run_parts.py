@@ -82,6 +82,7 @@ class RunParts:
             or (self.hooks.cache is not None and not self.hooks.owns_cache)  # the caller's: no row of it may go
             or self.returns_output  # the cache and the steps' tensors are part of the answer
             or self.readout.needs_every_row
+            or bool(self.model.info.why_placed)
         )
 
     @property

@@ -28,6 +28,14 @@ def decide_length(
     ):
         # What nobody set counts new tokens, however long the prompt is.
         limits.append(int(settings.max_length) + (shape.width if not rank["max_length"] else -shape.hidden))
+    if shape.end is not None:
+        is_asked = any(origins[name] in ("config", "call") for name in rank)
+        limits = [*(limits if is_asked else []), shape.end]
+        if shape.end <= shape.width:
+            raise SettingError(
+                f"the prompt has {shape.width} tokens, and the model's own rule ends a text of these inputs at "
+                f"{shape.end}; shorten the prompt, or give a longer sound"
+            )
     if not limits:
         raise SettingError(word("neither {max_length} nor {max_new_tokens} is set; a generation needs an end"))
     longest = min(limits)

@@ -21,6 +21,7 @@ class PromptShape:
     has_negative: bool = False  # a negative prompt was given
     longest_negative: int = 0  # positions it takes in the decoder
     hidden: int = 0  # columns of embeddings that were given without ids, padding included
+    end: int | None = None  # columns at which the model's own rule ends every text, as a sound's length does
 
     @property
     def longest_read(self) -> int:
@@ -29,4 +30,5 @@ class PromptShape:
 
     def without_lengths(self) -> PromptShape:
         """The shape of all prompts that differ from these in their lengths alone; no prompt still has no columns."""
-        return replace(self, width=min(self.width, 1), longest=1, longest_negative=0, hidden=min(self.hidden, 1))
+        width, hidden = min(self.width, 1), min(self.hidden, 1)
+        return replace(self, width=width, longest=1, longest_negative=0, hidden=hidden, end=None)

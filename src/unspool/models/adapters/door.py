@@ -13,6 +13,7 @@ from unspool.config import GenerationConfig
 from unspool.config.theirs import is_theirs
 from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
+from unspool.models.adapters.columns.own_settings import overrides
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import (
     describe,
@@ -99,6 +100,11 @@ def has_own_loop(model: Any) -> bool:
     return any(getattr(type(model), name, None) not in (None, getattr(mixin, name, None)) for name in names)
 
 
+def ends_itself(model: Any) -> bool:
+    """Whether a model's class ends texts by a criterion of its own, over what it counts itself after every pass."""
+    return overrides(model, "_get_stopping_criteria") and not has_own_loop(model)
+
+
 def runs_own_generate(model: Any) -> bool:
     """Whether a generate() of the model's own class is under way, and has called ours for a part of its work."""
     own = getattr(type(model), "generate", None)
@@ -146,6 +152,11 @@ def open_call(
         raise UnsupportedError(
             f"{type(model).__name__} has a decoding loop of its own, which chooses more than one token a step; use its "
             "own generate()"
+        )
+    if ends_itself(model):
+        raise UnsupportedError(
+            f"{type(model).__name__} ends its texts by a criterion of its own, which counts what its passes read; use "
+            "its own generate()"
         )
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     name_static_kind(settings, is_pair=is_pair)

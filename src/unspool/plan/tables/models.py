@@ -41,6 +41,12 @@ OF_MODEL = (
         "a {info.family} model does not return one for each token; leave it out",
         _can_not("last_states"),
     ),
+    CallMethod(
+        lambda facts: bool(find_num_candidates(facts.settings)),
+        "{penalty_alpha}, set {spoken[penalty_alpha]}, tries tokens in rows of their own, and {info.why_placed}; leave "
+        "it out",
+        (CallPair(lambda facts: bool(facts.info.why_placed), "", UnsupportedError),),
+    ),
     _in_pieces("output_hidden_states"),
     _in_pieces("output_attentions"),
     CallMethod(

@@ -165,7 +165,7 @@ def prepare_codebooks(model: Any, inputs: Any, given: Mapping[str, Any], setting
     prompt = Columns(ids, torch.ones_like(ids, dtype=torch.bool), None)
     rows = PreparedRows(ids, prompt.lengths, shown=ids)
     why = f"{type(model).__name__} writes several codebooks"
-    call = CallInputs(prompt, kwargs, rows, config, None if is_encoded else (value, name), why=why)
+    call = CallInputs(prompt, kwargs, rows, config, (value, name), None if is_encoded else (value, name), why=why)
     return CodebookModel(model, description, call, pattern, scale)
 
 

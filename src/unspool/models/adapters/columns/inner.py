@@ -6,7 +6,10 @@ pass stay where they are, as transformers leaves them: a call that is given tran
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +23,25 @@ def find_places(model: Any) -> list[tuple[Any, str]]:
     if not hasattr(model.base_model, "_setup_cache"):
         return []
     return [(part, name) for part in model.modules() for name in _NAMES if name in part.__dict__]
+
+
+def keeps_rows(model: Any) -> bool:
+    """Whether a model's class writes in the model while it prepares a pass, as Moshi's does the sound of each row.
+
+    Nothing of that is taken back, and it has as many rows as the prompt.
+    """
+    code = getattr(inspect.unwrap(type(model).prepare_inputs_for_generation), "__code__", None)
+    if code is None:
+        return False
+    return any(
+        step.opname == "STORE_ATTR" and before.opname.startswith("LOAD_FAST") and _name_last(before.argval) == "self"
+        for before, step in pairwise(dis.get_instructions(code))
+    )
+
+
+def _name_last(loaded: Any) -> Any:
+    """The name that an instruction loads last: some load two."""
+    return loaded[-1] if isinstance(loaded, tuple) else loaded
 
 
 def put_states(places: Sequence[tuple[Any, str]], states: Inner) -> None:

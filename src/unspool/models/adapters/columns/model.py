@@ -21,7 +21,7 @@ from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import AdaptedModel, name_failures
 from unspool.models.adapters.columns.answers import choose_logits, join_passes, lighten, read_states
 from unspool.models.adapters.columns.held import find_inner, mark_held
-from unspool.models.adapters.columns.inner import find_places, put_states, take_states
+from unspool.models.adapters.columns.inner import find_places, keeps_rows, put_states, take_states
 from unspool.models.adapters.columns.inputs import PassInputs
 from unspool.models.adapters.columns.state import ColumnCache, Columns
 from unspool.models.adapters.description import Description, has_leading_streams, keeps_states
@@ -51,6 +51,7 @@ class CallInputs:
     inputs: dict[str, Any]  # further arguments of the model's forward
     rows: PreparedRows
     config: Any  # a GenerationConfig of transformers
+    main: tuple[Any, str]  # the input that the others go with, and its name
     source: tuple[Any, str] | None = None  # the encoder's main input and its name; None: there is nothing to encode
     has_fixed_room: bool = False  # the cache is one of transformers' static ones
     compiling: CompileConfig | None = None
@@ -69,7 +70,14 @@ class ColumnModel(AdaptedModel):
         self._inputs = PassInputs(model, description, is_pair=self.is_pair)
         self._inner = find_places(model)
         self._keeps_states = keeps_states(model, description.config)
-        self.info = replace(self.info, why_even=self._explain_even(), can=self.info.can | {"whole_prompts"})
+        placed = f"{type(model).__name__} keeps what it makes of each row itself" if keeps_rows(model) else ""
+        self.info = replace(
+            self.info,
+            why_single=placed or self.info.why_single,
+            why_even=self._explain_even(),
+            why_placed=placed,
+            can=self.info.can | {"whole_prompts"},
+        )
 
     @property
     def is_pair(self) -> bool:
@@ -353,7 +361,9 @@ class ColumnModel(AdaptedModel):
         columns = cache.columns
         place = torch.arange(num_new, device=columns.mask.device)
         columns.append(tokens, place < torch.tensor(list(real), device=place.device)[:, None])
-        cache.inputs = self._inputs.follow(cache, num_new)
+        if not cache.has_followed:
+            cache.inputs = self._inputs.follow(cache, num_new)
+        cache.has_followed = False
         cache.lengths = [length + count for length, count in zip(cache.lengths, real, strict=True)]
 
     def _run(self, cache: ColumnCache, num_new: int, want: Want, *, is_first: bool) -> Forward:
@@ -385,6 +395,8 @@ class ColumnModel(AdaptedModel):
         cache.output = lighten(made)
         if cache.keeps_past or is_first:
             self._take_past(cache, made)
+        if self.info.why_placed:  # what the model keeps of the last pass may be read after it
+            cache.inputs, cache.has_followed = self._inputs.follow(cache, 1), True
         if self._keeps_states:
             mark_held(cache.past, columns.num_read, cache.inner)
         return forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from unspool.errors import InputError, UnsupportedError
 from unspool.models.adapters.adapted import name_failures
 from unspool.models.adapters.columns.held import check_rows, count_held
 from unspool.models.adapters.columns.model import CallInputs, ColumnModel
+from unspool.models.adapters.columns.own_settings import find_end, follow_settings
 from unspool.models.adapters.columns.state import CACHE_NAMES, Columns
 from unspool.models.adapters.description import Description, describe_loosely
 from unspool.protocols import PreparedRows
@@ -50,7 +52,10 @@ def prepare_call(
             "dynamic one"
         )
     config = make_config(settings)
+    kwargs, theirs = follow_settings(model, kwargs, config, settings)
     call = _prepare_inputs(model, description, inputs, kwargs, config, why)
+    end = find_end(model, theirs, settings, *call.main, call.rows.shown.shape[1])
+    call.rows = replace(call.rows, end=end)
     call.has_fixed_room = has_fixed_room
 
     def prepare_text(ids: torch.Tensor, mask: torch.Tensor) -> CallInputs:
@@ -103,7 +108,7 @@ def _prepare_inputs(
             mask = kwargs.get("attention_mask")
         prompt, shown = _lay_out(model, description, ids, mask, kwargs, is_pair)
     made = _make_rows(prompt, shown, value, name, kwargs, is_pair)
-    return CallInputs(prompt, kwargs, made, config, source, why=why)
+    return CallInputs(prompt, kwargs, made, config, (value, name), source, why=why)
 
 
 def _has_fixed_room(kwargs: Mapping[str, Any], settings: GenerationConfig) -> bool:

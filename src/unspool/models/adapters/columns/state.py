@@ -133,6 +133,7 @@ class ColumnCache(Cache):
         self.output: Any = None  # of the last pass: transformers' code takes from it what the next pass needs
         # Makes the inputs of so many rows that begin anew, with a cache of transformers' that holds nothing.
         self.begin_inputs: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
+        self.has_followed = False  # the inputs are those of the next column already
         self.was_repeated = False  # rows were repeated since the last pass
         self.begins_texts = False  # whatever is read first is a text, so all of it can be taken back
         self.may_gap = False  # rows have taken different numbers of drafted tokens
@@ -263,7 +264,7 @@ class ColumnCache(Cache):
             return False
         self.inputs = self.begin_inputs(_without(self.first_inputs, self.name), len(lengths))
         self.columns = self.output = None
-        self.inner = ()
+        self.inner, self.has_followed = (), False
         self.lengths = list(lengths)
         return True
 
@@ -274,7 +275,7 @@ class ColumnCache(Cache):
         if self.past is not None and self.columns is not None and self.columns.num_read:
             raise UnsupportedError(f"the {type(self.past).__name__} of transformers can't be emptied; use a fresh one")
         self.lengths = [0] * len(self.lengths)
-        self.columns, self.inner = None, ()
+        self.columns, self.inner, self.has_followed = None, (), False
         self.inputs = dict(self.first_inputs)
 
     def begin_trial(self) -> None:
@@ -320,6 +321,7 @@ class ColumnCache(Cache):
         self.was_repeated |= is_repeat
         if is_repeat and index.tolist() == [row for row in range(rows) for _ in range(copies)]:
             self.inputs = _repeat(self.model, self.inputs, self.prompt, copies)
+            self.inputs |= {name: _pick(made, index, rows) for name, made in self.inputs.items() if _keeps_rows(made)}
             self.first_inputs = _repeat(self.model, _without(self.first_inputs, self.name), self.prompt, copies)
         else:
             self.inputs = {name: _pick(value, index, rows) for name, value in self.inputs.items()}
@@ -434,6 +436,8 @@ def _repeat(model: Any, inputs: dict[str, Any], prompt: Columns, copies: int) ->
 
 def _pick(value: Any, index: torch.Tensor, rows: int) -> Any:
     """What belongs to the rows at `index` of an input that has one entry per row."""
+    if _keeps_rows(value):
+        return _pick_kept(copy.deepcopy(value), index, rows)
     if isinstance(value, torch.Tensor):
         return value.index_select(0, index.to(value.device)) if value.dim() and value.shape[0] == rows else value
     if isinstance(value, dict):  # what an encoder returned is a mapping too
@@ -445,12 +449,36 @@ def _pick(value: Any, index: torch.Tensor, rows: int) -> Any:
     return value
 
 
+def _keeps_rows(value: Any) -> bool:
+    """Whether an input is an object of transformers' in which something is kept from pass to pass, as the caches of a
+    sound's encoder are; outputs are mappings, and have no such thing."""
+    is_theirs = type(value).__module__.startswith("transformers.") and hasattr(value, "__dict__")
+    return is_theirs and not isinstance(value, Mapping | torch.nn.Module)
+
+
+def _pick_kept(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """Such an object with the rows at `index`, in place; parts of it may be objects too."""
+    if hasattr(value, "reorder_cache"):
+        value.reorder_cache(index.to(_find_device(value) or index.device))
+        return value
+    for name, part in vars(value).items():
+        parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
+        if any(_keeps_rows(one) for one in parts):
+            for one in parts:
+                _pick_kept(one, index, rows)
+        else:
+            setattr(value, name, _pick_all(part, index, rows))
+    return value
+
+
 def _pick_all(value: Any, index: torch.Tensor, rows: int, only: Collection[int] | None = None) -> Any:
     """The same for tensors in lists, tuples and dicts; `only` has the ids of those that are to be picked."""
     if type(value) is dict:
         return {name: _pick_all(part, index, rows, only) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_pick_all(part, index, rows, only) for part in value)
+    if only is None and _keeps_rows(value):
+        return _pick(value, index, rows)
     is_picked = isinstance(value, torch.Tensor) and (only is None or id(value) in only)
     return _pick(value, index, rows) if is_picked else value
 
