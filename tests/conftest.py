@@ -8,6 +8,7 @@ import random
 import signal
 import ssl
 import zlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def pytest_configure() -> None:
     num_threads = max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     torch.set_num_threads(num_threads)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # for the processes that tests start
+    with suppress(ImportError):  # GPU tests need nothing but pytest
+        from hypothesis import settings
+
+        settings.register_profile("busy", deadline=None)  # the machine may do other things
+        settings.load_profile("busy")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C, and what they start, must see it
     ssl.create_default_context = cache(ssl.create_default_context)  # httpx's clients would each read all certificates

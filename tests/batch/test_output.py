@@ -16,7 +16,7 @@ JOB = {"input": "x", "seed": 0}
 
 
 @given(st.sets(st.integers(1, 5000)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_done_rows_are_a_set(numbers: set[int]) -> None:
     done = Done()
     for number in numbers:

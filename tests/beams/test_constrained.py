@@ -142,7 +142,7 @@ def test_states() -> None:
     assert not scorer.check_completes_constraints([11, 12, 31])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6).map(lambda number: 3 * number + 2))
 def test_remembering_the_progress_changes_nothing(seed: int) -> None:
     case = draw_case(seed)
@@ -199,7 +199,7 @@ def test_a_constraint_that_a_user_wrote() -> None:
         assert {3, 5, 9} <= set(sequence)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6))
 def test_what_was_asked_for_is_returned_where_it_was_found(number: int) -> None:
     draw = random.Random(number)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unspool.beams import BeamHypotheses
@@ -28,7 +28,6 @@ def test_the_worst_one_goes() -> None:
     assert hypotheses.is_done(-20.0, 10)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-40, -1), max_size=20), st.integers(2, 5))
 def test_the_best_are_kept(sums: list[int], num_beams: int) -> None:
     hypotheses = BeamHypotheses(num_beams, 1.0, True)

@@ -33,7 +33,7 @@ def run(machine: Any, requests: Any, **options: Any) -> tuple[Any, Any]:
     return simulation, simulation.run()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 1000),
     replicas=st.integers(1, 5),

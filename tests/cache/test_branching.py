@@ -45,7 +45,7 @@ def assert_same(branching: BranchingCache, plain: DynamicCache) -> None:
                 assert torch.equal(mine[row, :, :length], theirs[row, :, :length])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
     branches=st.integers(2, 4),

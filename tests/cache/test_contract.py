@@ -159,7 +159,7 @@ def operations(draw: st.DrawFn) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, deadline=None)  # for each of twenty kinds
+@settings(max_examples=12)  # for each of twenty kinds
 @given(history=operations())
 def test_any_history_is_read_back(kind: str, history: list[tuple[str, Any]]) -> None:
     (_, rows), *rest = history

@@ -49,7 +49,7 @@ def look(view: Cache, kv: torch.Tensor, window: int | None) -> list[list[torch.T
     return seen
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),

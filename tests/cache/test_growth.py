@@ -33,7 +33,7 @@ def check(cache: PagedCache) -> None:
             assert cache.pool.count_users(blocks[(length - 1) // SIZE]) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_any_steps_between_any_changes(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))

@@ -20,7 +20,7 @@ def make(rows: int, layers: int = 2) -> tuple[PlainStore, list[torch.Tensor]]:
     return store, [buffer.clone() for buffer in store.buffers]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_rows_that_stay_keep_their_keys(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 9))

@@ -169,7 +169,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
     return done
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(history=histories())
 def test_any_history_is_never_having_read_what_was_taken_back(history: list[tuple[str, Any]]) -> None:
     (_, rows), *rest = history

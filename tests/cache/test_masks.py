@@ -23,7 +23,7 @@ from unspool.cache import (
 
 
 @pytest.mark.parametrize("kind", IN_ORDER)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     starts=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     num_new=st.integers(1, 6),

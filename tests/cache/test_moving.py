@@ -40,7 +40,7 @@ def read(cache: PagedCache) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_rows_come_back_as_they_were(kind: str, data: st.DataObject) -> None:
     cache = PagedCache(block_size=SIZE, num_blocks=60, **KINDS[kind])

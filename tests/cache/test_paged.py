@@ -124,7 +124,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(history=histories(), num_blocks=st.none() | st.just(200))
 def test_any_history_of_caches_with_one_pool(history: list[tuple[str, Any]], num_blocks: int | None) -> None:
     pool = BlockPool(SIZE, num_blocks)

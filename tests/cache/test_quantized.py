@@ -122,7 +122,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("nbits", [8, 4, 2])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, deadline=None)  # for each of fifteen
+@settings(max_examples=12)  # for each of fifteen
 @given(history=histories())
 def test_any_history_is_read_back_within_the_bound(kind: str, nbits: int, history: list[tuple[str, Any]]) -> None:
     (_, rows), *rest = history

@@ -22,7 +22,7 @@ SLIDING = SimpleNamespace(
 
 
 @pytest.mark.parametrize("residual_length", [0, 2 * WINDOW])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_windows_hold_what_whole_layers_hold(residual_length: int, data: st.DataObject) -> None:
     """Whatever slid away, a query sees the numbers that it would see in a cache that lets nothing go, bit by bit."""

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unspool.api.answer import FRIENDLY_DEFAULTS
@@ -113,7 +113,6 @@ def test_bad_values_say_which_option(words: list[str], said: str) -> None:
     assert said in str(caught.value) and len(str(caught.value)) < 450
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 2**31 - 1), st.floats(allow_nan=False, allow_infinity=False), st.lists(st.integers(0, 9), min_size=1)
 )
@@ -123,7 +122,6 @@ def test_values_are_read_as_they_are_written(count: int, number: float, ids: lis
     assert read_value(PARAMETERS["suppress_tokens"], json.dumps(ids)) == ids
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for name in ("temperature", "do_sample", "sequence_bias", "early_stopping", "dola_layers"):

@@ -349,7 +349,7 @@ def test_a_finding_goes_when_its_cause_goes(caplog: pytest.LogCaptureFixture) ->
     config.validate(strict=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     name=st.sampled_from(sorted(PARAMETERS)),
     value=st.recursive(

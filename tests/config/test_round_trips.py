@@ -53,7 +53,7 @@ def behave(config: GenerationConfig) -> tuple[str, dict[str, str]]:
     return merged.to_json_string(use_diff=False, ignore_metadata=True), dict(origins)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(chosen=SETTINGS)
 def test_what_was_set_survives_every_round_trip(chosen: dict[str, Any]) -> None:
     config = GenerationConfig(**chosen)
@@ -74,7 +74,7 @@ def test_what_was_set_survives_every_round_trip(chosen: dict[str, Any]) -> None:
         assert behave(twin) == behave(config), place
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(one=SETTINGS, other=SETTINGS)
 def test_equal_configs_behave_equally(one: dict[str, Any], other: dict[str, Any]) -> None:
     first, second = GenerationConfig(**one), GenerationConfig(**other)

@@ -120,7 +120,6 @@ def test_alternatives_that_cannot_be(phrases: Any) -> None:
         DisjunctiveConstraint(phrases)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(TOKENS, min_size=1, max_size=4), min_size=1, max_size=4))
 def test_alternatives_are_refused_exactly_if_one_begins_another(phrases: list[list[int]]) -> None:
     if are_apart(phrases):
@@ -161,7 +160,7 @@ def test_no_constraints_are_refused() -> None:
         ConstraintListState([])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(WORDS, st.lists(TOKENS, max_size=30), st.integers(0, 30))
 def test_what_is_complete_is_written(words: list[Any], tokens: list[int], cut: int) -> None:
     state = ConstraintListState(words)
@@ -188,7 +187,6 @@ def test_what_is_complete_is_written(words: list[Any], tokens: list[int], cut: i
     assert (fresh.get_bank(), fresh.completed, len(fresh.pending_constraints)) == (0, False, len(words))
 
 
-@settings(deadline=None)
 @given(WORDS)
 def test_following_the_advice_completes_everything(words: list[Any]) -> None:
     state = ConstraintListState(words)

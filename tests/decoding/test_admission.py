@@ -82,7 +82,7 @@ def test_every_pair_of_settings(kinds: list[dict[str, Any]]) -> None:
             assert decode_together(FakeModel(), sets, [4, 1]) == alone
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_rows_admitted_midway_get_their_own_tokens(data: st.DataObject) -> None:
     kinds = data.draw(st.sampled_from([GREEDY, SAMPLED]))

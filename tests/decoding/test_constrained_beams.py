@@ -87,7 +87,7 @@ hindrance = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     constraints=st.lists(constraint, min_size=1, max_size=3),
     num_beams=st.integers(2, 4),

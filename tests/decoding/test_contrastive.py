@@ -32,7 +32,7 @@ def test_ragged_rows_equal_the_slow_loop(way: dict[str, Any]) -> None:
     assert found.shape[1] == 5 + 12
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=7), min_size=1, max_size=3),
     alpha=st.sampled_from([0.1, 0.5, 0.9, 1.0]),

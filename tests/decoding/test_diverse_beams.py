@@ -56,7 +56,7 @@ def test_what_is_looked_at_is_chosen_in_turn(more: dict[str, Any], monkeypatch: 
     assert load_model("llama").generate(PROMPTS[0], **asked).output.sequences.shape[1] == 8
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_selected_groups(data: st.DataObject) -> None:
     size, num_groups = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4))

@@ -26,7 +26,7 @@ def score_all(
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     vocab=st.integers(3, 5),
     depth=st.integers(1, 3),

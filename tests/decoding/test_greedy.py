@@ -54,7 +54,7 @@ def test_ragged_rows_equal_the_slow_loop(way: dict[str, Any], pad: int) -> None:
     assert found.tolist() == expect(model, ROWS, 12, ends, pad)[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=9), min_size=1, max_size=4),
     eos=st.lists(st.integers(0, 12), max_size=3),

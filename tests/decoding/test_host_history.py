@@ -12,7 +12,7 @@ from unspool.kernels.sending import fetch
 STEPS = st.lists(st.sampled_from(["append", "expect", "begin", "read", "select", "cut", "forget"]), max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=STEPS, data=st.data())
 def test_it_is_the_history_after_any_steps(steps: list[str], data: st.DataObject) -> None:
     held, history = HostHistory(), torch.arange(6).view(3, 2)

@@ -33,7 +33,7 @@ def make(lengths: list[int]) -> Rows:
     return Rows(Prompts(ids, lengths, hides_padding=True), 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_steps_with_and_without_a_log(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))

@@ -27,7 +27,7 @@ def move(parents: torch.Tensor, column: torch.Tensor, *, is_read: bool) -> Moved
     return chosen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_moves(data: st.DataObject) -> None:
     num_rows = data.draw(st.integers(1, 5))

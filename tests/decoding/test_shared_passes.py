@@ -101,7 +101,7 @@ def test_sources_of_several_runs_are_encoded_in_one_pass() -> None:
     assert [run.sequences().tolist() for run in together] == [run.sequences().tolist() for run in alone]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_any_mix_gives_each_run_its_own_tokens(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 6))

@@ -127,7 +127,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=7), min_size=1, max_size=4),
     ends=st.lists(st.integers(0, 22), max_size=3),

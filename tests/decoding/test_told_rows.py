@@ -12,7 +12,7 @@ from unspool.decoding.rows import Rows
 STEPS = st.lists(st.sampled_from(["append", "told", "several", "select", "reorder", "rewind"]), max_size=30)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(steps=STEPS, data=st.data())
 def test_tokens_are_those_of_the_device(steps: list[str], data: st.DataObject) -> None:
     rows = Rows(Prompts(torch.arange(6).view(2, 3), [3, 3]), 0)

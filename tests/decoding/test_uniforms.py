@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from unspool.decoding.randomness import AHEAD, Uniforms, draw_uniform
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     stream=st.integers(0, 1),
     starts=st.lists(st.integers(0, 200), min_size=3, max_size=3),

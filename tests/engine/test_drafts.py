@@ -49,7 +49,7 @@ def test_passes_are_shared() -> None:
         assert not has_drafts(engine)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data())
 def test_any_mix_with_draft_models(data: st.DataObject) -> None:
     lm = make_lm()

@@ -140,19 +140,19 @@ def run_mix(
     assert all(pool is None or pool.num_free == pool.num_blocks for pool in pools)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_any_mix_of_a_fake_model(data: st.DataObject) -> None:
     run_mix(data, make_lm(), REQUESTS, data.draw(st.sampled_from([400, 30, 12])))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data())
 def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
     run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data())
 def test_any_mix_of_a_model_whose_greedy_steps_have_no_logits(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -181,7 +181,7 @@ def test_greedy_rows_are_joined_by_all_others() -> None:
                 assert told > 0
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data())
 def test_any_mix_of_a_fake_encoder_decoder(data: st.DataObject) -> None:
     run_mix(data, make_pair(), REQUESTS, data.draw(st.sampled_from([400, 30])))
@@ -234,14 +234,14 @@ OUTSIDE = ("forced words", "static", "low memory", "no cache")
 IN_BLOCKS = {name: one for name, one in REQUESTS.items() if name not in OUTSIDE}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.data())
 def test_layers_with_windows_in_blocks(data: st.DataObject) -> None:
     memory = data.draw(st.sampled_from([30_000, 200_000]))
     run_mix(data, load_model("gemma2"), IN_BLOCKS, 0, memory=memory, cache_implementation="paged_hybrid")
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.data())
 def test_packed_keys_in_blocks(data: st.DataObject) -> None:
     lm, shape = load_quantised(), load_quantised().model.key_shape
@@ -358,7 +358,7 @@ def test_real_models(family: str) -> None:
             assert request.result(60).token_ids == lm.generate(prompt, **asked).token_ids, name
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data())
 def test_the_same_bits_as_alone_with_weights_in_blocks(data: st.DataObject) -> None:
     """Log-probabilities show every bit of the logits: alone or among others, in pieces or whole, read again or not."""

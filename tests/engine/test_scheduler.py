@@ -172,7 +172,7 @@ def works(draw: st.DrawFn, number: int) -> Work:
     return Work(entry, draw(st.integers(1, 25)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_entry_ends_once_and_no_block_leaks(data: st.DataObject) -> None:
     simulation = Simulation(

@@ -153,7 +153,7 @@ def test_the_strategy_takes_a_callers_processor_and_stop(example: ModuleType) ->
     assert stopped.shape == (1, 5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     prompts=st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=6), min_size=2, max_size=4),
     asked=st.sampled_from([{}, {"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}, {"eos_token_id": [5, 7, 11]}]),

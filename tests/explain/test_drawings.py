@@ -75,7 +75,7 @@ def test_words() -> None:
     assert wrap("one two three four", 8, 2) == ["one two", "three f…"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=30), width=st.integers(1, 12), lines=st.integers(1, 4))
 def test_wrapped_text_fits(text: str, width: int, lines: int) -> None:
     shown = show_text(text)
@@ -84,7 +84,7 @@ def test_wrapped_text_fits(text: str, width: int, lines: int) -> None:
     assert len(wrapped) <= lines and all(measure(line) <= max(2, width) for line in wrapped)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(wanted=st.lists(st.floats(-100, 100), min_size=1, max_size=8), gap=st.floats(0.5, 30))
 def test_spread_keeps_order_and_distance(wanted: list[float], gap: float) -> None:
     places = spread(wanted, [1.0] * len(wanted), gap)

@@ -195,7 +195,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(value=JSON, place=st.integers(0, 40))
 def test_any_other_value_is_read_or_refused(value: Any, place: int) -> None:
     """Whatever stands in a field: an InputError, or a trace that can be followed."""

@@ -108,7 +108,7 @@ def plain_attention(q, k, v, scale, mask, softcap):
     return read
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 3),
     kv_heads=st.integers(1, 3),

@@ -62,7 +62,7 @@ def mask_of(positions: torch.Tensor, heads: int, window: int | None) -> torch.Te
     return torch.where(visible, bias, -torch.inf)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     counts=st.lists(st.sampled_from([0, 16, 32, 160]), min_size=1, max_size=3),
     num_new=st.integers(1, 5),

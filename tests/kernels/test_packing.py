@@ -23,7 +23,7 @@ def spread_scale(packed: Packed) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("by_channel", [True, False])
 @pytest.mark.parametrize("nbits", BITS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     width=st.sampled_from([3, 8, 16, 24, 64]),
     group_size=st.sampled_from([4, 8, 16, 64]),

@@ -46,7 +46,7 @@ def define(
 
 
 @given(rows_of.filter(lambda rows: any(count for _, count in rows)), st.sampled_from([None, 1, 3, 20]), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @pytest.mark.parametrize("block", [3, 1024])
 def test_every_query_reads_what_it_may_see(
     block: int, rows: list[tuple[int, int]], window: int | None, is_capped: bool
@@ -121,7 +121,7 @@ def run_like_flash(
 
 
 @given(rows_of.filter(lambda rows: any(count for _, count in rows)), st.sampled_from([None, 1, 3, 20]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_kernel_is_told_the_same_rows(rows: list[tuple[int, int]], window: int | None) -> None:
     torch.manual_seed(1)
     ragged = make_rows(rows)

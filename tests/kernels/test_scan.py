@@ -41,7 +41,7 @@ def define(state, dt, a, u, b, c):  # tensors, all of them
     return torch.stack(outputs, dim=1), state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 3),
     new=st.integers(1, 40),

@@ -14,7 +14,7 @@ from unspool.kernels.gpu.products.words import SWITCH, deal_floats, lay_out_word
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.integers(1, 9), blocks=st.integers(1, 5), kind=st.sampled_from(["int4", "int8"]), seed=st.integers(0, 2**31)
 )
@@ -35,7 +35,7 @@ def test_rows_can_be_chosen(kind: Kind) -> None:
     assert torch.equal(words.select(torch.tensor([11, 0, 0]), torch.float32), whole[[11, 0, 0]])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.integers(1, 9), blocks=st.integers(1, 5), size=st.floats(1e-6, 1e4), seed=st.integers(0, 2**31))
 def test_floats_are_those_of_torch(rows: int, blocks: int, size: float, seed: int) -> None:
     weight = torch.randn(rows, 32 * blocks, generator=torch.Generator().manual_seed(seed)) * size

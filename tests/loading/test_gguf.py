@@ -170,7 +170,7 @@ def check_fuzzed(data: bytes, folder: Path) -> None:
     check_damaged(data, folder / "fuzzed.gguf", GGUFFile)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8))
 def test_flipped_bytes_never_surprise(small_gguf: Path, flips: list[tuple[int, int]]) -> None:
     data = bytearray(small_gguf.read_bytes())
@@ -179,7 +179,7 @@ def test_flipped_bytes_never_surprise(small_gguf: Path, flips: list[tuple[int, i
     check_fuzzed(bytes(data), small_gguf.parent)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(at=st.integers(8, 900), value=st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]), size=st.integers(0))
 def test_huge_numbers_and_cuts_never_surprise(small_gguf: Path, at: int, value: int, size: int) -> None:
     data = small_gguf.read_bytes()
@@ -187,7 +187,7 @@ def test_huge_numbers_and_cuts_never_surprise(small_gguf: Path, at: int, value: 
     check_fuzzed(data[: 1 + size % len(data)] if size % 3 == 0 else data, small_gguf.parent)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tail=st.binary(max_size=300))
 def test_random_headers_never_surprise(small_gguf: Path, tail: bytes) -> None:
     check_fuzzed(b"GGUF" + struct.pack("<IQQ", 3, len(tail) % 5, len(tail) % 7) + tail, small_gguf.parent)

@@ -202,7 +202,7 @@ def test_every_truncation_is_told(small_file: Path) -> None:
             SafetensorsFiles(small_file.parent)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.none() | st.integers(0, 10**6),
@@ -229,7 +229,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(header=st.dictionaries(st.text(max_size=8) | st.just("__metadata__"), ENTRY | JSON, max_size=4))
 def test_any_header_never_surprises(small_file: Path, header: dict[str, Any]) -> None:
     text = json.dumps(header).encode()

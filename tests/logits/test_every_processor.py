@@ -35,7 +35,7 @@ def test_equals_the_reference(pair: Pair, ties: bool, width: int) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), ties=st.booleans(), width=st.integers(1, 20))
 def test_is_pure_and_a_row_alone_is_a_row_in_a_batch(pair: Pair, seed: int, ties: bool, width: int) -> None:
     processor = pair.make()
@@ -70,7 +70,7 @@ def test_select_rows_follows_the_rows(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("name", PER_ROW)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**31), ties=st.booleans())
 def test_one_value_a_row_is_each_row_alone_with_its_value(name: str, seed: int, ties: bool) -> None:
     make, values = PER_ROW[name]

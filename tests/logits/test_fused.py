@@ -39,7 +39,7 @@ def chain(temperature: Any = None, top_k: Any = None, top_p: Any = None, min_p: 
     return LogitsProcessorList(kind(value) for kind, value in kinds if value is not None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(45005750, 20_000, True, None, 1, [0.2, 1.0, 0.5, 0.99], None)  # two tie, and half of them is asked for
 @given(
     seed=st.integers(0, 2**31),
@@ -79,7 +79,7 @@ def test_candidates_are_what_the_plain_chain_leaves(
     assert torch.equal(torch.full((2, vocab), -INF).scatter(1, *chosen), expected[index])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 2**31),
     vocab=st.sampled_from([1, 7, 60, 300, 5_000, 20_000]),

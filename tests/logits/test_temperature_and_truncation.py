@@ -83,7 +83,7 @@ def test_equals_the_reference_bit_for_bit(dtype: torch.dtype, ties: bool) -> Non
         assert torch.equal(result, expected), ours
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     ties=st.booleans(),

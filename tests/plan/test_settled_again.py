@@ -40,7 +40,7 @@ def try_to(origin: str, shape: PromptShape, asked: dict[str, Any], context: int 
         return f"{type(error).__name__}: {error}"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_plan_is_the_same_whether_its_like_was_settled_before(data: st.DataObject) -> None:
     names = data.draw(st.sets(st.sampled_from(sorted(CHOICES)), max_size=4))

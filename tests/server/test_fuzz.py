@@ -13,9 +13,7 @@ from tests.server.fuzz import ALLOWED, run, start_server
 from tests.server.running import RunningServer
 from unspool.server.openapi import describe_routes
 
-QUICK = settings(
-    max_examples=4, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
+QUICK = settings(max_examples=4, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 def test_random_requests_are_answered_or_refused() -> None:

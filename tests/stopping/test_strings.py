@@ -138,7 +138,7 @@ def test_ids_that_are_no_tokens_break_a_match() -> None:
     assert criterion(ids[:, :0], None).tolist() == [False, False, False]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), kind=st.sampled_from(sorted(TOKENIZERS)))
 def test_equals_the_reference_on_random_tokens(data: st.DataObject, kind: str) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -191,7 +191,7 @@ def test_positions_and_table_by_hand() -> None:
         StopStringCriteria._stop_string_create_embedding_vec(["a"], [0], ["z"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     tokens=st.lists(st.text("ab", max_size=4), min_size=1, max_size=6, unique=True),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),

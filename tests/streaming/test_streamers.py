@@ -62,7 +62,7 @@ def test_prints_as_transformers(
     assert printed[0] == (expected + "\n") * 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     text=st.text(max_size=40) | st.text(alphabet="ab \n你日é", max_size=40),
     sizes=st.lists(st.integers(1, 4), max_size=20),

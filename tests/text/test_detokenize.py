@@ -40,7 +40,7 @@ def stream(tokenizer: Any, ids: list[int], sizes: list[int], skip: bool = True) 
 cuts = st.lists(st.integers(1, 5), max_size=30) | st.just([1] * 200)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text(max_size=40), sizes=cuts, skip=st.booleans())
 @pytest.mark.parametrize("name", ["smollm2", "sentencepiece"])
 def test_any_text(name: str, text: str, sizes: list[int], skip: bool, request: pytest.FixtureRequest) -> None:
@@ -53,7 +53,7 @@ def test_any_text(name: str, text: str, sizes: list[int], skip: bool, request: p
         assert not any(REPLACEMENT in piece for piece in pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     ids=st.lists(st.integers(0, 49151) | st.integers(0, 500), max_size=60),
     sizes=cuts,
@@ -66,7 +66,7 @@ def test_any_ids_of_a_byte_level_vocabulary(smollm2: Tokenizer, ids: list[int], 
     assert Detokenizer(smollm2, skip_special_tokens=skip).read(ids) == "".join(one_by_one)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_long_runs_of_stray_bytes(smollm2: Tokenizer, data: st.DataObject) -> None:
     # The byte-level letters for bytes that never stand alone: continuations, leads, and bytes of no UTF-8 text.
@@ -77,7 +77,7 @@ def test_long_runs_of_stray_bytes(smollm2: Tokenizer, data: st.DataObject) -> No
     assert joined == whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), sizes=cuts, skip=st.booleans())
 def test_any_ids_of_a_sentencepiece_vocabulary(
     sentencepiece: Tokenizer, data: st.DataObject, sizes: list[int], skip: bool

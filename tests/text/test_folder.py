@@ -160,7 +160,7 @@ def test_sizes_are_bounded(sentencepiece: Tokenizer, tmp_path: Path, monkeypatch
         Tokenizer.from_folder(tmp_path)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_tokenizer_json_is_read_or_refused(
     data: st.DataObject, sentencepiece: Tokenizer, tmp_path: Path

@@ -180,7 +180,7 @@ def encode_by_hand(text: str, metadata: dict[str, Any]) -> list[int]:
     return ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(alphabet="theca sdonmglwirf", max_size=40) | st.text(max_size=12))
 def test_sentencepiece_merges_by_score(
     text: str, sentencepiece_metadata: dict[str, Any], sentencepiece: Tokenizer

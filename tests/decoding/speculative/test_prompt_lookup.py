@@ -14,7 +14,7 @@ tokens = st.lists(st.integers(0, 4), min_size=2, max_size=40)
 
 
 @given(tokens, st.integers(1, 4), st.integers(1, 6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_candidates_are_the_references(text: list[int], size: int, num_tokens: int) -> None:
     from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -28,7 +28,7 @@ def test_candidates_are_the_references(text: list[int], size: int, num_tokens: i
 
 
 @given(tokens, st.integers(1, 4), st.integers(0, 39))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_index_that_grows_is_one_made_at_once(text: list[int], size: int, cut: int) -> None:
     whole, grown = NgramIndex(size), NgramIndex(size)
     whole.extend(text)

@@ -49,7 +49,7 @@ def cut(text: bytes, sizes: list[int]) -> list[bytes]:
     return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True) if start < end]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=40), st.binary(max_size=8), st.binary(max_size=8), CUTS, CUTS, st.integers(0, 1))
 def test_tokens_meet_at_the_last_common_place(
     text: bytes, old: bytes, new: bytes, sizes: list[int], others: list[int], lead: int
@@ -82,7 +82,7 @@ def test_unfinished_characters_wait() -> None:
 # --- there -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @pytest.mark.parametrize("kind", PAIRS)
 @given(text=TEXTS, sizes=CUTS, lookbehind=st.integers(1, 12))
 def test_a_text_told_in_pieces_is_the_text(kind: str, text: str, sizes: list[int], lookbehind: int) -> None:
@@ -97,7 +97,7 @@ def test_a_text_told_in_pieces_is_the_text(kind: str, text: str, sizes: list[int
     assert read(kind, translation) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @pytest.mark.parametrize("kind", PAIRS)
 @given(text=TEXTS, guess=TEXTS, right=st.integers(0, 60), sizes=CUTS)
 def test_refused_guesses_leave_no_trace(kind: str, text: str, guess: str, right: int, sizes: list[int]) -> None:
@@ -133,7 +133,7 @@ def test_only_the_changed_end_is_told_again() -> None:
 # --- and back ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @pytest.mark.parametrize("kind", PAIRS)
 @given(text=TEXTS, guess=TEXTS)
 def test_guesses_come_back_as_the_text_they_are(kind: str, text: str, guess: str) -> None:

@@ -62,7 +62,7 @@ def test_other_formats_have_no_blocks() -> None:
     assert read_blocks(torch.zeros(34, dtype=torch.uint8), "Q8_0", (32,)) is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.integers(1, 20), blocks=st.integers(1, 4), kind=st.sampled_from(KINDS), seed=st.integers(0, 99))
 def test_tiles_hold_what_was_packed(rows: int, blocks: int, kind: Kind, seed: int) -> None:
     made = quantise_rows(make_matrix(rows, blocks * BLOCK, seed), kind)

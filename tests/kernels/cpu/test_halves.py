@@ -38,7 +38,7 @@ def assert_same(made: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(made, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     dtype=st.sampled_from(HALVES),
     rows=st.integers(1, 60),
@@ -109,7 +109,7 @@ def test_a_traced_product_is_the_librarys(library: Library, dtype: torch.dtype) 
     torch.library.opcheck(multiply_traced_halves, (x, weight, bias), test_utils=("test_schema", "test_faketensor"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     dtype=st.sampled_from(HALVES),
     rows=st.integers(1, 3),

@@ -41,7 +41,7 @@ def narrow(weight: torch.Tensor, kind: str) -> torch.Tensor:
     return data
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.integers(1, 40),
@@ -104,7 +104,7 @@ def test_floats_keep_all_of_their_bits(library: Library, kind: str) -> None:
     assert len(data)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(1, 70), blocks=st.integers(1, 5), num_rows=st.integers(1, 20), seed=st.integers(0, 1000))
 def test_numbers_of_16_bits_multiply_as_floats_do(
     library: Library, rows: int, blocks: int, num_rows: int, seed: int

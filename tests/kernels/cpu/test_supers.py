@@ -62,7 +62,7 @@ def test_numbers_are_the_files_to_the_bit(library: Library, stored: str, scale: 
         assert torch.equal(library.read_rows(matrix, torch.arange(11)), reference), name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.integers(1, 20), supers=st.integers(1, 3), stored=st.sampled_from(STORED), seed=st.integers(0, 99))
 def test_tiles_hold_what_was_packed_and_no_more(rows: int, supers: int, stored: str, seed: int) -> None:
     made = make(stored, rows, supers * SUPER, seed)
@@ -80,7 +80,7 @@ def bound(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (steps.repeat_interleave(BLOCK, 1) * 0.51) @ weight.abs().T + 1e-5 * (x.abs() @ weight.abs().T)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stored=st.sampled_from(STORED),
     rows=st.integers(1, 40),

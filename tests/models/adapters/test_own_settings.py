@@ -195,3 +195,29 @@ def test_a_model_that_ends_its_texts_itself_is_refused() -> None:
         assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False), expected)
     finally:
         unspool.detach()
+
+
+class Windowed(transformers.LlamaForCausalLM):
+    """A model that makes a processor of a setting of its own, as Unlimited-OCR does."""
+
+    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        made = super()._get_logits_processor(generation_config, *args, **kwargs)
+        if getattr(generation_config, "banned_first_token", None) is not None:
+            made.append(Banning())
+        return made
+
+
+class Banning(transformers.LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+def test_a_processor_of_a_models_own_is_refused_where_its_settings_ask_for_it() -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "sliding_window"}
+    model = Windowed(transformers.LlamaConfig(vocab_size=20, **sizes)).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    ways = {"max_new_tokens": 3, "do_sample": False, "no_repeat_ngram_size": 2}
+    assert torch.equal(unspool.generate(model, ids, **ways), model.generate(ids, **ways))
+    model.generation_config.banned_first_token = 3
+    with pytest.raises(UnsupportedError, match="Windowed makes a Banning of its settings"):
+        unspool.generate(model, ids, **ways)

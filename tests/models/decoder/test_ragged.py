@@ -52,7 +52,7 @@ def take_real(filled: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 
 @given(first=lengths, second=st.lists(st.integers(0, LONGEST), min_size=5, max_size=5), seed=st.integers(0, 99))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flat_passes_equal_filled_ones(
     pair_of: Callable[[str], Any], family: str, first: list[int], second: list[int], seed: int

@@ -123,7 +123,7 @@ def test_passes_equal_those_of_operators(pair_of: Callable[[str], Any], name: st
                     assert_close(made.logits[row, :count], expected.logits[row, :count])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_shape_and_scheme(data: st.DataObject) -> None:
     draw = data.draw

@@ -13,7 +13,7 @@ from unspool.config import GenerationConfig
 from unspool.config.theirs import is_theirs
 from unspool.errors import MissingExtraError, UnsupportedError
 from unspool.models.adapters.columns import ColumnModel, has_codebooks, prepare_call, prepare_codebooks
-from unspool.models.adapters.columns.own_settings import overrides
+from unspool.models.adapters.columns.own_settings import list_own_processors, overrides
 from unspool.models.adapters.decoder import AdaptedDecoder
 from unspool.models.adapters.description import (
     describe,
@@ -157,6 +157,12 @@ def open_call(
         raise UnsupportedError(
             f"{type(model).__name__} ends its texts by a criterion of its own, which counts what its passes read; use "
             "its own generate()"
+        )
+    own = list_own_processors(model, settings)
+    if own:
+        raise UnsupportedError(
+            f"{type(model).__name__} makes a {own[0]} of its settings, by a rule of its own; give one in "
+            "`logits_processor` and leave these settings out, or use its own generate()"
         )
     is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
     name_static_kind(settings, is_pair=is_pair)

@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from unspool.config import GenerationConfig
 from unspool.errors import UnsupportedError
 from unspool.models.adapters.adapted import name_failures
@@ -59,6 +61,22 @@ def find_end(model: Any, theirs: Any, settings: GenerationConfig, main: Any, nam
         with name_failures(model):
             ends.append(rule(model, generation_config=config, **arguments).max_length)
     return None if ends[0] == ends[1] else int(ends[0])
+
+
+def list_own_processors(model: Any, settings: GenerationConfig) -> list[str]:
+    """The names of processors that a model's own rule makes of a call's settings, and transformers' common one not."""
+    if not overrides(model, "_get_logits_processor"):
+        return []
+    config = copy.copy(model.generation_config)
+    for name in settings.explicit:
+        setattr(config, name, getattr(settings, name))
+    prompt = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    given: Mapping[str, Any] = {"encoder_input_ids": prompt, "device": model.device, "model_kwargs": {}}
+    made = []
+    for rule in (type(model)._get_logits_processor, _find_base(model)._get_logits_processor):
+        with name_failures(model):
+            made.append([type(one).__name__ for one in rule(model, config, input_ids_seq_length=1, **given)])
+    return [name for name in made[0] if name not in made[1]]
 
 
 def overrides(model: Any, name: str) -> bool:
