@@ -252,3 +252,20 @@ def test_caches_of_our_own_kinds_that_a_pair_returned_go_on(name: str, kind: str
     text = torch.cat((first.sequences, torch.tensor([[83, 10]])), dim=1)
     again = unspool.generate(model, source, **asked, decoder_input_ids=text, past_key_values=first.past_key_values)
     assert torch.equal(again.sequences, make(name).generate(source, **asked, decoder_input_ids=text).sequences)
+
+
+def test_drafts_behind_a_returned_state_are_those_of_the_whole_text() -> None:
+    """RWKV's state stood twice among its inputs, and one of them did not come back behind a refused draft."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}
+    model = transformers.RwkvForCausalLM(transformers.RwkvConfig(**sizes, intermediate_size=64)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.5)
+    ids = torch.tensor([[14, 63, 14, 63, 51, 14, 63]])
+    way = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    first = unspool.generate(model, ids, prompt_lookup_num_tokens=3, return_dict_in_generate=True, **way)
+    longer = torch.cat((first.sequences, torch.tensor([[14, 63]])), dim=1)
+    expected = model.generate(longer, **way)
+    made = unspool.generate(model, longer, past_key_values=first.past_key_values, prompt_lookup_num_tokens=3, **way)
+    assert torch.equal(made, expected)

@@ -72,6 +72,8 @@ def _prepare_inputs(
     is_pair = description.info.is_encoder_decoder
     if "cache_params" in description.arguments and "past_key_values" in kwargs:
         kwargs["cache_params"] = kwargs.pop("past_key_values")
+    if "state" in description.arguments and "past_key_values" not in description.arguments:
+        kwargs.pop("past_key_values", None)  # the state that an answer returned; its text is read again
     has_mask = "attention_mask" in kwargs
     for unread in ("logits_to_keep", "labels"):  # what is computed follows from what is asked
         kwargs.pop(unread, None)
