@@ -96,8 +96,7 @@ def find_owner(model: Any) -> ObjectSettings:
 
 def has_own_loop(model: Any) -> bool:
     """Whether a model's class has a decoding loop of its own, which no other can take the place of."""
-    mixin, names = find_mixin(), ("_sample", "_beam_search")
-    return any(getattr(type(model), name, None) not in (None, getattr(mixin, name, None)) for name in names)
+    return overrides(model, "_sample") or overrides(model, "_beam_search")
 
 
 def ends_itself(model: Any) -> bool:

@@ -87,4 +87,4 @@ def overrides(model: Any, name: str) -> bool:
 
 def _find_base(model: Any) -> Any:
     """The class of transformers whose methods all models have that generate."""
-    return next(kind for kind in type(model).__mro__ if kind.__name__ == "GenerationMixin")
+    return next((kind for kind in type(model).__mro__ if kind.__name__ == "GenerationMixin"), None)
