@@ -7,7 +7,7 @@
 Needs nothing but pytest. Each process collects all tests and keeps every n-th one, for which this file is also its
 plugin. Failures are printed as they happen, and how far the tests are every 15 s; a run that is interrupted (Ctrl-C,
 SIGTERM, --limit) still ends with its summary. Logs stay in the folder that is named there. On an H200 14 processes ran
-1,632 tests in 194 s (2026-11-15).
+5,972 tests in 328 s (2026-11-19).
 """
 
 from __future__ import annotations

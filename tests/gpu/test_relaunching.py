@@ -68,3 +68,28 @@ def test_a_tensor_on_the_host_is_refused_as_before() -> None:
     launch(_combine, (1,), x, y, None, 1, 5, 2.0, BLOCK=64)
     with pytest.raises(ValueError, match="cpu tensor"):
         launch(_combine, (1,), x.cpu(), y, None, 1, 5, 2.0, BLOCK=64)
+
+
+def test_a_kernel_that_must_start_alone_is_one_that_was_launched_before() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("Triton's interpreter overlaps nothing")
+    from unspool.kernels.gpu.launching import launch, start_alone
+    from unspool.kernels.gpu.relaunching import OverlapError
+
+    x, y = torch.ones(64, device=DEVICE), torch.zeros(64, device=DEVICE)
+    with pytest.raises(OverlapError, match="not launched before"), start_alone():
+        launch(_combine, (1,), x, y, None, 1, 5, 2.5, BLOCK=32, OFFSET=17)
+    launch(_combine, (1,), x, y, None, 1, 5, 2.0, BLOCK=64)  # as it may be again
+    _combine.__module__, theirs = "unspool.kernels.gpu.of_a_test", _combine.__module__  # ours are launched directly
+    try:
+        for _ in range(2):
+            launch(_combine, (1,), x, y, None, 1, 9, 2.0, BLOCK=16, OFFSET=2)
+    finally:
+        _combine.__module__ = theirs
+    y.zero_()
+    with start_alone():
+        launch(_combine, (1,), x, y, None, 1, 8, 3.0, BLOCK=16, OFFSET=2)
+        launch(_combine, (1,), x[16:], y[16:], None, 1, 7, 3.0, BLOCK=16, OFFSET=2)
+    assert y.tolist() == [13.0] * 16 + [12.0] * 16 + [0.0] * 32
+    with pytest.raises(OverlapError, match="no kernel"), start_alone():
+        y.zero_()

@@ -28,7 +28,7 @@ from unspool.decoding.strategies.turns import TokenTurns
 from unspool.kernels.sending import Fetched, FetchedOnce, fetch, fetch_once
 
 SECONDS_AT_ONCE: Final = 2e-3  # of steps that are launched together: those after a text's end are done for nothing
-MOST_STEPS: Final = 4
+MOST_STEPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

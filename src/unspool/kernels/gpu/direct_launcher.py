@@ -165,17 +165,18 @@ class DirectLauncher:
 
     def bind(self, function: int, packed: Sequence[int], num_given: int) -> Callable[..., None]:
         """What launches a kernel again by `again(x, y, z, stream, values)`: a grid that is not empty, and the first
-        `num_given` arguments as numbers and addresses; the others stay as they were."""
+        `num_given` arguments as numbers and addresses; the others stay as they were. With `overlaps=False` it starts
+        once all before it has ended."""
         warps, cluster, shared = packed[:3]
         pick, pack, launch = _pick([place for place in self._places if place < num_given]), self._format, self._launch
         threads, free = 32 * warps, self._calls.setdefault(cluster, [])
 
-        def again(x: int, y: int, z: int, stream: int, values: Sequence[Any]) -> None:
+        def again(x: int, y: int, z: int, stream: int, values: Sequence[Any], *, overlaps: bool = True) -> None:
             try:
                 call = free.pop()
             except IndexError:  # each is in use, by other threads
                 call = self._make_call(cluster, function)
-            picked, attributes = pick(values), call.attributes
+            picked, attributes = pick(values), call.attributes if overlaps else call.other_attributes
             pack.pack_into(
                 call.memory, 0, x * cluster, y, z, threads, 1, 1, shared, stream, *attributes, *picked, 0, 0
             )  # fmt: skip
@@ -195,7 +196,7 @@ class DirectLauncher:
         if cluster > _LARGEST_CLUSTER:
             _check(_open_cuda().cuFuncSetAttribute(ctypes.c_void_p(function), _ANY_CLUSTER, 1))
         attributes: list[tuple[int, tuple[int, ...]]] = []
-        if self._overlaps:
+        if self._overlaps:  # the first: see `other_attributes`
             attributes.append((_OVERLAP, (1,)))
         if self._is_cooperative:
             attributes.append((_COOPERATIVE, (1,)))
@@ -214,6 +215,8 @@ class _Call:
         self.address = ctypes.addressof(self.memory)
         self.parameters = self.address + size
         self.attributes = (self.address + first, len(attributes))
+        skipped = 1 if attributes and attributes[0][0] == _OVERLAP else 0
+        self.other_attributes = (self.address + first + each * skipped, len(attributes) - skipped)  # without overlap
         struct.pack_into(f"{len(offsets)}Q", self.memory, size, *(self.address + offset for offset in offsets))
         for number, (kind, values) in enumerate(attributes):
             packed = struct.pack(f"{len(values)}I", *values)

@@ -22,7 +22,7 @@ from triton.runtime import build as launchers
 
 from unspool.kernels.gpu.compiling import compile_elsewhere
 from unspool.kernels.gpu.direct_driver import use_direct_driver
-from unspool.kernels.gpu.relaunching import relaunch, remember
+from unspool.kernels.gpu.relaunching import OverlapError, relaunch, remember
 from unspool.kernels.preparations import begin_short_turns, end_short_turns, wait_for_preparations
 
 HOPPER: Final = (9, 0)
@@ -36,6 +36,7 @@ class _State(threading.local):
     """Who takes this thread's launches instead of the device."""
 
     take: Callable[[Launched], None] | None = None
+    overlaps: bool = True  # the next launch with the kernel before it
 
 
 _state = _State()
@@ -93,9 +94,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, cluster: int = 1, **o
         take((kernel, grid, args, options))
         return
     wait_for_preparations()
-    key = relaunch(kernel, grid, args, cluster, options)
+    overlaps, _state.overlaps = _state.overlaps, True
+    key = relaunch(kernel, grid, args, cluster, options, overlaps=overlaps)
     if key is None:
         return
+    if not overlaps:
+        raise OverlapError("the kernel was not launched before with such arguments")
     if _under_way:
         _await_variants(kernel)  # compiling it here as well would take longer
     if cluster > 1:
@@ -105,6 +109,22 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, cluster: int = 1, **o
         warps, _, *rest = made.packed_metadata
         made.packed_metadata = (warps, cluster, *rest)
     remember(key, kernel, kernel[grid](*args, **options), len(args), options)
+
+
+@contextmanager
+def start_alone() -> Iterator[None]:
+    """Let the first kernel inside start once all before it have ended; `OverlapError` if it can't.
+
+    What a kernel does not wait for was written by kernels long before it, with which it never overlaps. That holds for
+    those of one step: between two steps something must keep them apart.
+    """
+    _state.overlaps = False
+    try:
+        yield
+        if not _state.overlaps:
+            raise OverlapError("no kernel was launched")
+    finally:
+        _state.overlaps = True
 
 
 class _Compilers(ThreadPoolExecutor):

@@ -24,11 +24,24 @@ _MOST: Final = 4096  # variants that are remembered
 Variant = Callable[..., None]
 """Launches what was compiled: `again(x, y, z, stream, values)`, where values are the arguments given by place."""
 
+
+class OverlapError(Exception):
+    """A kernel can't be launched without overlap."""
+
+
 _known: Final[dict[tuple[Any, ...], Variant]] = {}
 _kernels: Final[dict[int, Any]] = {}  # keeps them, and so their numbers
 
 
-def relaunch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], cluster: int, options: dict[str, Any]) -> Any:
+def relaunch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    cluster: int,
+    options: dict[str, Any],
+    *,
+    overlaps: bool = True,  # whether it may start before what it reads has been written, and waits itself
+) -> Any:
     """Launch a kernel that was launched with such arguments before, and return None; otherwise the key to `remember`
     it by once it has been launched, or `()` if it can't be."""
     read = _read(args) if isinstance(kernel, JITFunction) else None
@@ -42,7 +55,11 @@ def relaunch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], cluster:
         return key
     width, height, depth = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
     if width and height and depth:
-        again(width, height, depth, torch._C._cuda_getCurrentRawStream(device), values)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        if overlaps:
+            again(width, height, depth, stream, values)
+        else:
+            again(width, height, depth, stream, values, overlaps=False)
     return None
 
 
@@ -65,7 +82,13 @@ def _bind(made: Any, num_given: int, named: tuple[Any, ...]) -> Variant:
     run, function, sizes = made.run, made.function, made.packed_metadata
     if isinstance(run, DirectLauncher):
         return run.bind(function, sizes, num_given)
-    return lambda x, y, z, stream, values: run(x, y, z, stream, function, sizes, None, None, None, *values, *named)
+
+    def again(x: int, y: int, z: int, stream: int, values: list[Any], *, overlaps: bool = True) -> None:
+        if not overlaps:
+            raise OverlapError("Triton's own launchers launch a kernel in one way")
+        run(x, y, z, stream, function, sizes, None, None, None, *values, *named)
+
+    return again
 
 
 def _read(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]] | None:

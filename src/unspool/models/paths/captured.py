@@ -217,8 +217,8 @@ class CapturedSteps:
             return self._sketch
 
     def _run(self, new: Pass, want: Want, num_steps: int = 0, *, is_greedy: bool = False) -> Forward:
-        """The result of a pass that can be captured; with `num_steps` that of the first step, and all their tokens, of
-        which the likeliest alone are wanted if `is_greedy`."""
+        """The result of a pass that can be captured; with `num_steps` what so many steps choose, by their likeliest
+        tokens alone if `is_greedy`."""
         tokens, cache, counts = new.tokens, new.cache, new.counts
         assert tokens is not None
         num_forks, num_new = cache.num_forks, max(tokens.shape[1], cache.num_forks)
@@ -254,9 +254,7 @@ class CapturedSteps:
                 owner = threading.get_ident() if is_brief else 0
                 key = (shape, torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), owner)
                 step = self._borrow(key, sketch)
-                forward = step.run(tokens, starts, places, want, sources)
-                if num_steps:
-                    forward.likeliest = step.run_on(num_steps - 1)
+                forward = step.run(tokens, starts, places, want, sources, num_steps)
         with self._lock:
             if sum(map(len, self._waiting.values())) >= _MOST_KEPT:
                 self._waiting.clear()

@@ -45,6 +45,7 @@ class Body(ABC):
 
     states: torch.Tensor  # (new tokens * (1 + early layers), hidden): the head's input
     gives_head_input = False  # whether there is a `run_to_head`
+    starts_alone = False  # whether nothing of a step is loaded before all earlier kernels have ended
 
     def __init__(
         self, spec: DecoderSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, form: PassShape

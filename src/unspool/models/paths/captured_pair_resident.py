@@ -21,7 +21,9 @@ from unspool.models.weights import Embedding, Norm
 
 
 class ResidentPairBody(FusedPairBody):
-    """As its base, with one kernel for all blocks."""
+    """As its base, with one kernel for all blocks, which overlaps with none before it."""
+
+    starts_alone = True
 
     def __init__(self, parts: PairParts, device: torch.device, dtype: torch.dtype, form: PassShape) -> None:
         super().__init__(parts, device, dtype, form)

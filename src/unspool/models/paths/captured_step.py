@@ -1,9 +1,10 @@
-"""A captured step: its inputs on the device, the graph that reads them, and what it returns."""
+"""A captured step: its inputs on the device, the graphs that read them, and what it returns."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from unspool.models.paths.captured_sketch import CapturedSketch
 
 UNIT: Final = 8  # numbers: addresses are multiples of this
-LOGGED: Final = 16  # steps whose tokens a log holds
+LOGGED: Final = 64  # steps whose tokens a log holds
+OFTEN: Final = 256  # steps after which graphs of several are captured: they repay it in about as many
+_MOST_AT_ONCE: Final = 8  # steps of one graph
 _NOT_THERE: Final = -1
 
 
@@ -35,7 +38,7 @@ class Sources(NamedTuple):
 
 
 class CapturedStep:
-    """A step for a fixed number of rows: its inputs on the device, and the graph that reads them."""
+    """A step for a fixed number of rows: its inputs on the device, and the graphs that read them."""
 
     def __init__(
         self,
@@ -107,12 +110,22 @@ class CapturedStep:
         self._places: weakref.ref[Places] | None = None  # what is in the table; an unused step holds no keys
         self._sources: tuple[weakref.ref[Places], list[int]] | None = None  # likewise
         self._lengths: list[int] = []  # the current lengths on the device
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of steps
+        self._num_run, self._most_at_once = 0, _MOST_AT_ONCE
 
     def run(
-        self, tokens: torch.Tensor, starts: Sequence[int], places: Places, want: Want, sources: Sources | None = None
+        self,
+        tokens: torch.Tensor,
+        starts: Sequence[int],
+        places: Places,
+        want: Want,
+        sources: Sources | None = None,
+        num_steps: int = 0,
     ) -> Forward:
-        """The result of the pass: logits (tokens, vocab) in float32, and what else its shape contains."""
+        """The result of the pass: logits (tokens, vocab) in float32, and what else its shape contains.
+
+        With `num_steps` so many steps, each on the tokens of the one before, and what they chose alone (steps, rows).
+        """
         shape, count = self._shape, len(starts) * self._shape.num_new
         is_known = self._places is not None and self._places() is places
         knows_sources = sources is None or self._has(sources)
@@ -131,16 +144,17 @@ class CapturedStep:
                     self._send_lengths(starts)
                 if epilogue is not None and not is_fed:
                     epilogue.set_inputs(want.epilogue)
-                if self._graph is None:
-                    self._graph = self._capture(starts)
+                if not self._graphs:
+                    self._warm_up(starts)
+                    self._graphs[1] = self._capture(1)
                     if epilogue is not None:
                         epilogue.set_inputs(want.epilogue)  # launches may have changed them
         if not is_fed:
             self._show(count)[0].copy_(tokens.reshape(-1))
-        assert self._graph is not None
-        self._graph.replay()
-        self.num_logged += 1
         self._fed = None
+        if num_steps:
+            return Forward(self._logits, likeliest=self._run_several(starts, num_steps), path="captured")
+        self._replay(1)
         is_advanced = shape.num_new == 1 or shape.is_forked
         self._lengths = [start + 1 for start in starts] if is_advanced else list(starts)
         if self._sketched is not None:
@@ -174,19 +188,38 @@ class CapturedStep:
             self._shown = (count, self._inputs.tokens[:count], self._logits[:count], self._likeliest[:count])
         return self._shown[1:]
 
-    def run_on(self, num_steps: int) -> torch.Tensor:
-        """Run so many more steps, each on the tokens of the one before: what all of them chose (steps, rows), the last
-        run's included."""
-        assert self._graph is not None and self._log is not None
-        for _ in range(num_steps):
-            self._graph.replay()
+    def _run_several(self, starts: Sequence[int], num_steps: int) -> torch.Tensor:
+        """Run so many steps: what they chose (steps, rows)."""
+        assert self._log is not None
+        self._replay(num_steps)
+        self._lengths = [start + num_steps for start in starts]
+        first = starts[0] % LOGGED
+        if min(starts) == max(starts) and first + num_steps <= LOGGED:
+            return self._log[first : first + num_steps, : len(starts)].clone()
+        return self.read_log(self.num_logged, num_steps).t()
+
+    def _replay(self, num_steps: int) -> None:
+        """Replay the step, if it is run often by graphs of several: from one graph to the next the device does nothing
+        for 4 to 5 µs."""
         self.num_logged += num_steps
-        first, rows = self._lengths[0] - 1, len(self._lengths)
-        is_even = min(self._lengths) == max(self._lengths)
-        self._lengths = [length + num_steps for length in self._lengths]
-        if is_even and first % LOGGED + num_steps < LOGGED:
-            return self._log[first % LOGGED :][: num_steps + 1, :rows].clone()
-        return self.read_log(self.num_logged, num_steps + 1).t()
+        size = self._most_at_once if self._num_run >= OFTEN else 1
+        self._num_run += num_steps
+        while num_steps:
+            while size > num_steps or not self._has_graph(size):
+                size //= 2
+            self._graphs[size].replay()
+            num_steps -= size
+
+    def _has_graph(self, num_steps: int) -> bool:
+        """Whether there is a graph of so many steps, captured here if need be."""
+        if num_steps not in self._graphs and num_steps <= self._most_at_once:
+            from unspool.kernels.gpu.relaunching import OverlapError
+
+            try:
+                self._graphs[num_steps] = self._capture(num_steps)
+            except OverlapError:
+                self._most_at_once = 1
+        return num_steps in self._graphs
 
     def read_log(self, last: int, count: int) -> torch.Tensor:
         """What `count` steps chose (rows, steps) for the rows of the last run; -1 where there was none."""
@@ -252,18 +285,25 @@ class CapturedStep:
         lengths = [*starts, *[_NOT_THERE] * (self._rows - len(starts))]
         self._inputs.lengths.copy_(send(lengths, self._inputs.lengths.device, torch.int32))
 
-    def _capture(self, starts: Sequence[int]) -> torch.cuda.CUDAGraph:
+    def _warm_up(self, starts: Sequence[int]) -> None:
+        """Launch the step twice: one-time setup of kernels and libraries must not be captured."""
         from unspool.kernels.gpu.launching import compile_ahead, wait_for_compilers
 
         wait_for_compilers()
         with compile_ahead():
             self.launch()
         self._send_lengths(starts)
-        self.launch()  # one-time setup of kernels and libraries must not be captured
+        self.launch()
         self._send_lengths(starts)
+
+    def _capture(self, num_steps: int) -> torch.cuda.CUDAGraph:
+        from unspool.kernels.gpu.launching import start_alone
+
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.launch()
+        with torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for number in range(num_steps):
+                with nullcontext() if number == 0 or self._body.starts_alone else start_alone():
+                    self.launch()
         return graph
 
     def launch(self) -> None:

@@ -165,7 +165,7 @@ class ResidentBlocks:
             EMBEDS=state is not None,
             HAS_POSITIONS=places is not None,
             num_warps=WARPS,
-            PDL=can_overlap(),  # those behind may start early; it is the first of its graph itself
+            PDL=can_overlap(),  # those behind may start early; itself it starts alone
             launch_cooperative_grid=True,  # programs wait for each other: all must be there
         )
 
