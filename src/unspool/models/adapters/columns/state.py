@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 from unspool.cache import RAGGED, ROLL_BACK, SELECT_ROWS, TRIAL, Cache
 from unspool.errors import UnsupportedError
-from unspool.models.adapters.columns.held import list_tensors, move_held
+from unspool.models.adapters.columns.held import move_held
 from unspool.models.adapters.columns.inner import Inner, pick_states
+from unspool.models.adapters.columns.rows import is_memory, pick, pick_all, reorder_past, repeat_inputs
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 _PLAIN_LAYERS = frozenset({"DynamicLayer"})  # keys of every position, which can be cut off at the end
@@ -320,24 +321,26 @@ class ColumnCache(Cache):
         self.inner = pick_states(self.inner, index)
         self.was_repeated |= is_repeat
         if is_repeat and index.tolist() == [row for row in range(rows) for _ in range(copies)]:
-            self.inputs = _repeat(self.model, self.inputs, self.prompt, copies)
-            self.inputs |= {name: _pick(made, index, rows) for name, made in self.inputs.items() if _keeps_rows(made)}
-            self.first_inputs = _repeat(self.model, _without(self.first_inputs, self.name), self.prompt, copies)
+            self.inputs = repeat_inputs(self.model, self.inputs, self.prompt.ids, copies)
+            self.inputs |= {name: pick(made, index, rows) for name, made in self.inputs.items() if is_memory(made)}
+            self.first_inputs = repeat_inputs(
+                self.model, _without(self.first_inputs, self.name), self.prompt.ids, copies
+            )
         else:
-            self.inputs = {name: _pick(value, index, rows) for name, value in self.inputs.items()}
+            self.inputs = {name: pick(value, index, rows) for name, value in self.inputs.items()}
             self.first_inputs = {
-                name: _pick(value, index, rows) for name, value in _without(self.first_inputs, self.name).items()
+                name: pick(value, index, rows) for name, value in _without(self.first_inputs, self.name).items()
             }
-        moved = None if past is None else _reorder(self.model, past, index, rows)
+        moved = None if past is None else reorder_past(self.model, past, index, rows)
         if moved is not None:
             move_held(past, moved, self.inner)
             self.inputs[self.name] = moved
         for name, made in list(self.output.items()) if isinstance(self.output, Mapping) else ():
             # What the next pass takes over from it: caches, and what was computed of images and sounds.
             if made is past or name in CACHE_NAMES:
-                made = moved if made is past else _reorder(self.model, made, index, rows)
+                made = moved if made is past else reorder_past(self.model, made, index, rows)
             else:
-                made = _pick_all(made, index, rows)
+                made = pick_all(made, index, rows)
             setattr(self.output, name, made)
         self.prompt = self.prompt.copy()
         device = self.prompt.mask.device
@@ -416,99 +419,3 @@ def _cut_columns(value: Any, old: int, new: int) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[1] == old and not value.is_floating_point():
         return value[:, :new]
     return value
-
-
-def _repeat(model: Any, inputs: dict[str, Any], prompt: Columns, copies: int) -> dict[str, Any]:
-    """A model's inputs for prompts that are continued in several rows, by its own rule.
-
-    It writes in outputs, and looks for pictures' places among tokens, or among embeddings where there are no tokens.
-    """
-    is_pair = bool(getattr(model.config, "is_encoder_decoder", False))
-    given = {name: copy.copy(value) if name == "encoder_outputs" else value for name, value in inputs.items()}
-    if (media := given.get("mm_encoder_outputs")) is not None:
-        given["mm_encoder_outputs"] = {name: copy.copy(made) for name, made in media.items()}
-    ids = prompt.ids if bool(prompt.ids.any()) else prompt.ids[:, :0]
-    _, repeated = model._expand_inputs_for_generation(
-        expand_size=copies, is_encoder_decoder=is_pair and "encoder_outputs" in given, input_ids=ids, **given
-    )
-    return dict(repeated)
-
-
-def _pick(value: Any, index: torch.Tensor, rows: int) -> Any:
-    """What belongs to the rows at `index` of an input that has one entry per row."""
-    if _keeps_rows(value):
-        return _pick_kept(copy.deepcopy(value), index, rows)
-    if isinstance(value, torch.Tensor):
-        return value.index_select(0, index.to(value.device)) if value.dim() and value.shape[0] == rows else value
-    if isinstance(value, dict):  # what an encoder returned is a mapping too
-        made = copy.copy(value)
-        for name, part in value.items():
-            if isinstance(part, torch.Tensor):
-                made[name] = _pick(part, index, rows)
-        return made
-    return value
-
-
-def _keeps_rows(value: Any) -> bool:
-    """Whether an input is an object of transformers' in which something is kept from pass to pass, as the caches of a
-    sound's encoder are; outputs are mappings, and have no such thing."""
-    is_theirs = type(value).__module__.startswith("transformers.") and hasattr(value, "__dict__")
-    return is_theirs and not isinstance(value, Mapping | torch.nn.Module)
-
-
-def _pick_kept(value: Any, index: torch.Tensor, rows: int) -> Any:
-    """Such an object with the rows at `index`, in place; parts of it may be objects too."""
-    if hasattr(value, "reorder_cache"):
-        value.reorder_cache(index.to(_find_device(value) or index.device))
-        return value
-    for name, part in vars(value).items():
-        parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
-        if any(_keeps_rows(one) for one in parts):
-            for one in parts:
-                _pick_kept(one, index, rows)
-        else:
-            setattr(value, name, _pick_all(part, index, rows))
-    return value
-
-
-def _pick_all(value: Any, index: torch.Tensor, rows: int, only: Collection[int] | None = None) -> Any:
-    """The same for tensors in lists, tuples and dicts; `only` has the ids of those that are to be picked."""
-    if type(value) is dict:
-        return {name: _pick_all(part, index, rows, only) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_pick_all(part, index, rows, only) for part in value)
-    if only is None and _keeps_rows(value):
-        return _pick(value, index, rows)
-    is_picked = isinstance(value, torch.Tensor) and (only is None or id(value) in only)
-    return _pick(value, index, rows) if is_picked else value
-
-
-def _reorder(model: Any, past: Any, index: torch.Tensor, rows: int) -> Any:
-    """transformers' cache for the rows at `index`."""
-    if hasattr(past, "reorder_cache"):
-        parts = [past, *getattr(past, "layers", ())]
-        before = [tensor for part in parts for tensor in list_tensors(vars(part))]
-        past.reorder_cache(index.to(_find_device(past) or index.device))
-        left = {id(tensor) for tensor in before}  # what a model's own classes keep beside keys is still as it was
-        for part in parts:
-            for name, value in list(vars(part).items()):
-                if name != "layers" and left & {id(tensor) for tensor in list_tensors(value)}:
-                    setattr(part, name, _pick_all(value, index, rows, left))
-        return past
-    if hasattr(model, "_reorder_cache"):
-        device = _find_device(past) or index.device
-        return model._reorder_cache(past, index.to(device))
-    if isinstance(past, list | tuple):
-        return _pick_all(past, index, rows)
-    raise UnsupportedError(
-        f"the rows of transformers' {type(past).__name__} can't be reordered; decode without beams, one sequence a row"
-    )
-
-
-def _find_device(past: Any) -> torch.device | None:
-    past = getattr(past, "self_attention_cache", past)
-    for layer in getattr(past, "layers", past if isinstance(past, list | tuple) else ()):
-        held = layer if isinstance(layer, torch.Tensor) else getattr(layer, "keys", None)
-        if isinstance(held, torch.Tensor):
-            return held.device
-    return None
