@@ -25,7 +25,7 @@ RAGGED = [20, 1, 7, 30, 13]
 
 @pytest.fixture(autouse=True)
 def any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_encoding, "CHUNK", 1 << 20)  # matrices of these models are too narrow for copies
+    monkeypatch.setattr(library_encoding, "_find_most_float", lambda _: 1 << 20)  # matrices of these models are too narrow for copies
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_source_has_the_same_bits_alone(pair_model: Any, name: str, dtype: tor
 def test_what_is_left_to_torch(pair_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, runs = pair_model("t5", None), count_runs(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(library_encoding, "CHUNK", 64)
+        patch.setattr(library_encoding, "_find_most_float", lambda _: 64)
         encode(model, [60, 60])
     assert not runs, "plain floats of many tokens"
     ids = torch.full((1, 8), 5)

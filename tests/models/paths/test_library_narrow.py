@@ -156,6 +156,7 @@ def test_many_tokens_of_short_texts_have_the_same_bits_alone(
     assert isinstance(library, LibraryPath)
     monkeypatch.setattr(DescribedModel, "narrow_kind", "bfloat16")  # all but one matrix are: its width is no tile's
     monkeypatch.setitem(library_file._MOST_NARROW, (library._instructions, "bfloat16"), 40)
+    monkeypatch.setattr(library, "most_float", 64)
     tokens = torch.randint(3, 60, (3, 41), generator=torch.Generator().manual_seed(1))
     together = model.forward(tokens[:, :40], model.new_cache("dynamic", rows=3))
     assert together.path == "library", together.path_reason

@@ -27,7 +27,7 @@ from unspool.protocols import LAST, Choose, Forward, Stretch
 from unspool.shortage import explain_shortage
 
 # Tokens of a pass; for many more of them torch's products of plain floats are as fast. Measured on Arm and AVX-512.
-_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": CHUNK, "amx": CHUNK}
+_MOST_FLOAT: Final = {"neon_dot": CHUNK, "neon_i8mm": CHUNK, "avx512": 2 * CHUNK, "amx": CHUNK}
 _MOST_FLOAT_ELSEWHERE: Final = 16
 # Of one text: products with copies in 16 bits are faster than torch's; attention over many keys is not.
 _MOST_NARROW: Final[dict[tuple[str, FloatKind], int]] = {
@@ -89,7 +89,7 @@ class LibraryPath:
     ) -> Stretch | None:
         """Several steps without operators between them, whose keys lie past the rows' ends; None if that can't be."""
         rows, own = len(tokens), self._own(cache)
-        if rows > (self.most_float or CHUNK) or own.places(in_order=True) is None:
+        if rows > min(self.most_float or CHUNK, CHUNK) or own.places(in_order=True) is None:
             return None
         if (longest := own.longest_stretch) is not None:
             num_steps = min(num_steps, longest)

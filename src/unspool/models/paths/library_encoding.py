@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from unspool.kernels.cpu import find_library
+from unspool.kernels.cpu import Library, find_library
 from unspool.kernels.cpu.library import CHUNK
 from unspool.kernels.cpu.structures import CLayer, CModel
 from unspool.kernels.cpu.tiles import TILE
@@ -38,7 +38,7 @@ class LibraryEncoder:
         """Final states (tokens, hidden) of embeddings (tokens, hidden) of sources that lie one behind the other; None
         if torch's operators are as fast, or must do it."""
         library, copies = find_library(), self._products.find_copies()
-        if library is None or not self._is_read(copies, len(x)):
+        if library is None or not self._is_read(library, copies, len(x)):
             return None
         model = self._describe(copies, max(lengths))
         states, first = x.contiguous().clone(), 0
@@ -47,14 +47,14 @@ class LibraryEncoder:
             first += sum(counts)
         return states
 
-    def _is_read(self, copies: NarrowCopies | None, num_tokens: int) -> bool:
+    def _is_read(self, library: Library, copies: NarrowCopies | None, num_tokens: int) -> bool:
         """Whether the library has these layers, and reads every matrix as fast as torch does."""
         spec, stack = self._spec, self._spec.encoder
         if spec.activation not in ACTIVATIONS or not self._kinds <= {Linear, PackedLinear}:
             return False
         if spec.is_gated and stack.ffn_size % TILE and PackedLinear in self._kinds:
             return False  # gates and values would not begin at tiles of their own
-        if self._kinds == {PackedLinear} or num_tokens <= CHUNK:
+        if self._kinds == {PackedLinear} or num_tokens <= _find_most_float(library):
             return True
         return copies is not None and all(
             isinstance(linear, Linear) and copies.find(linear.weight) is not None
@@ -116,3 +116,8 @@ def _list_groups(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 def _list_linears(stack: Stack) -> list[AnyLinear]:
     return [linear for layer in stack.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]
+
+
+def _find_most_float(library: Library) -> int:
+    """Tokens of sources; for many more of them torch's products of plain floats are as fast."""
+    return 8 * CHUNK if library.instructions == "avx512" else CHUNK

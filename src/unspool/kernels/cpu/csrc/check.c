@@ -66,7 +66,8 @@ static void multiply(void *argument, const char *set, float *y) {
 
 static void check_product(void) {
     product p = {.num_rows = 1 + below(below(2) ? 9 : below(4) ? 40 : 260), .threads = 1 + below(3)};
-    const int32_t kind = below(9), columns = kind == US_F32 ? 1 + below(200) : count_columns(kind) * (1 + below(is_super(kind) ? 2 : 6));
+    const int32_t kind = below(9), unit = kind == US_F32 && below(2) ? US_BLOCK : count_columns(kind);
+    const int32_t columns = unit * (1 + below(unit == 1 ? 200 : is_super(kind) ? 2 : 6));
     p.matrix = random_mixture(kind, 1 + below(50), columns, below(2));
     p.x = keep(floats((size_t)p.num_rows * columns, 1.0f));
     for_each_set(multiply, &p, "a product", (size_t)p.num_rows * p.matrix.rows, 1e-5f);

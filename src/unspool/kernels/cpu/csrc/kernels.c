@@ -349,7 +349,7 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
     const int32_t *offsets = (const int32_t *)(sums + (size_t)rows * blocks);
     const input in = {.stride = (size_t)K, .x = task->x, .quantised = {quants, scales, sums, offsets}, .pieces = task->scratch};
     int64_t first, last;
-    if (w->kind != US_F32) {
+    if (w->kind != US_F32 || is_paneled(w)) {
         split(rows, thread, team->size, &first, &last);
         for (int64_t row = first; row < last; row++) prepare_row(w, task->x + row * K, (int32_t)row, rows, &in);
         us_meet(team);

@@ -96,7 +96,7 @@ int64_t us_scratch_bytes(const us_model *model, int32_t num_tokens, int32_t num_
 
 int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows) {
     const int64_t columns = matrix->columns, blocks = columns / US_BLOCK;
-    if (us_is_narrow(matrix->kind)) return (int64_t)(sizeof(uint16_t) * us_count_pieces((size_t)(num_rows * columns)));
+    if (us_is_float(matrix->kind)) return (int64_t)(sizeof(uint16_t) * us_count_pieces((size_t)(num_rows * columns)));
     return ((num_rows * columns + 63) & ~(int64_t)63) + num_rows * blocks * (int64_t)(2 * sizeof(float) + 2 * sizeof(int32_t));
 }
 

@@ -4,7 +4,8 @@
  * of 4 bytes has two columns of one row, the first in its lower half, so that a tile is what the matrix unit (AMX) multiplies
  * by. In a tile of float16 columns lie one after the other: one instruction widens a vector of them. But for AMX an activation
  * is multiplied by a column of the panel at once. Every sum of a row and an output is made in the order of the columns,
- * whatever else is multiplied: a row has the same bits alone and in a batch.
+ * whatever else is multiplied: a row has the same bits alone and in a batch. With AVX-512 plain rows of floats are turned into
+ * such panels while they are multiplied (turned.h).
  */
 #ifndef UNSPOOL_NARROW_H
 #define UNSPOOL_NARROW_H
@@ -34,6 +35,7 @@ typedef struct {
     const uint8_t *first;
     size_t apart; /* bytes of a panel */
     int32_t count, kind;
+    int32_t rows; /* output rows that are there: of plain rows no others may be read */
 } panels;
 
 /* Ask for the share of a tile that this turn of `turns` brings into the second-level cache. */
@@ -239,6 +241,8 @@ static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t
     return t.count;
 }
 
+#include "turned.h"
+
 /* Some columns of panels as floats: (columns, P, 16). */
 INLINE void widen_panels(panels p, const int P, int32_t begin, int32_t count, const int kind, float *wide) {
     UNROLLED for (int i = 0; i < P; i++) {
@@ -252,14 +256,17 @@ INLINE void widen_panels(panels p, const int P, int32_t begin, int32_t count, co
     }
 }
 
-/* M rows times some columns of P panels, added to the sums of those before. */
-INLINE void add_wide(const float *wide, int32_t count, const float *x, const int M, const int P, int is_first, float *out) {
+/* M rows times some columns of P panels, added to the sums of those before; meanwhile rows are asked for, or none. */
+INLINE void add_wide(const float *wide, int32_t count, const float *x, const int M, const int P, int is_first, const int asks,
+                     row_asking *following, float *out) {
+    row_asking ask = *following;
     __m512 total[NARROW_PANELS][NARROW_TURN];
     EACH_ROW UNROLLED for (int i = 0; i < P; i++)
         total[i][m] = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + MADE * m + US_PANEL * i);
     for (int32_t begin = 0; begin < count; begin += US_BLOCK, x += M * US_BLOCK - US_BLOCK)
         for (int k = 0; k < US_BLOCK; k++, x++, wide += P * US_PANEL) {
             __m512 weights[NARROW_PANELS];
+            if (asks) ask_for_rows(&ask);
             UNROLLED for (int i = 0; i < P; i++) weights[i] = _mm512_load_ps(wide + i * US_PANEL);
             EACH_ROW {
                 __m512 given = _mm512_set1_ps(x[US_BLOCK * m]);
@@ -268,26 +275,39 @@ INLINE void add_wide(const float *wide, int32_t count, const float *x, const int
             }
         }
     EACH_ROW UNROLLED for (int i = 0; i < P; i++) _mm512_storeu_ps(out + MADE * m + US_PANEL * i, total[i][m]);
+    *following = ask;
 }
 
 /* Up to NARROW_M rows from `row` on times a group of P panels: out[row][MADE]. How many rows those are. */
 INLINE int32_t multiply_wide(panels p, const int P, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
     _Alignas(64) float wide[WIDE_COLUMNS * NARROW_PANELS * US_PANEL];
+    const float *given = num_rows == 1 ? in->x : (const float *)in->pieces + (size_t)row * (size_t)columns;
+    const int32_t left = num_rows - row, turns = ((left < NARROW_M ? left : NARROW_M) + NARROW_TURN - 1) / NARROW_TURN;
     int32_t rows = 0;
     for (int32_t begin = 0; begin < columns; begin += WIDE_COLUMNS) {
         const int32_t count = columns - begin < WIDE_COLUMNS ? columns - begin : WIDE_COLUMNS;
-        if (p.kind == US_F16) widen_panels(p, P, begin, count, US_F16, wide);
+        row_asking following = find_following(p, columns, begin, count, count * turns);
+        if (p.kind == US_F32) turn_panels(p, P, columns, begin, count, wide);
+        else if (p.kind == US_F16) widen_panels(p, P, begin, count, US_F16, wide);
         else widen_panels(p, P, begin, count, US_BF16, wide);
         narrow_turn t;
         for (rows = 0; row + rows < num_rows && rows <= NARROW_M - NARROW_TURN; rows += t.count) {
             t = find_turn(row + rows, num_rows);
-            const float *x = (const float *)in->pieces + (size_t)(row + rows) * (size_t)columns + (size_t)(begin * t.count);
+            const float *x = given + (size_t)rows * (size_t)columns + (size_t)(begin * t.count);
+            float *to = out + MADE * (size_t)rows;
             switch (t.count) {
-#define ROWS(M)                                                                 \
-    case M:                                                                     \
-        add_wide(wide, count, x, M, P, begin == 0, out + MADE * (size_t)rows);   \
-        break
-                ROWS(7); /* near-even parts of WIDE_FROM rows and more are no smaller */
+#define ROWS(M)                                                                                \
+    case M:                                                                                    \
+        if (p.kind == US_F32) add_wide(wide, count, x, M, P, begin == 0, 1, &following, to);    \
+        else if (M >= 7) add_wide(wide, count, x, M, P, begin == 0, 0, &following, to);         \
+        break /* near-even parts of WIDE_FROM rows and more are no smaller */
+                ROWS(1);
+                ROWS(2);
+                ROWS(3);
+                ROWS(4);
+                ROWS(5);
+                ROWS(6);
+                ROWS(7);
                 ROWS(8);
 #undef ROWS
             }
@@ -360,11 +380,14 @@ static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t
 #endif
 
 /* Panels of a kind that are made together. */
-static int32_t count_panels(int32_t kind) {
+static int32_t count_panels(int32_t kind, int32_t num_rows) {
 #if defined(US_AMX)
     if (kind == US_BF16) return UNIT_PANELS;
 #endif
-    (void)kind;
+#if defined(US_AVX512)
+    if (kind == US_F32 && num_rows <= FEW_TURNED) return 1;
+#endif
+    (void)kind, (void)num_rows;
     return NARROW_PANELS;
 }
 
@@ -389,19 +412,21 @@ static int32_t multiply_panels(panels p, int32_t columns, const input *in, int32
     if (p.kind == US_BF16) return multiply_group(p, 0, columns, in->pieces, row, num_rows, out);
 #endif
 #if defined(US_AVX512)
-    if (num_rows >= WIDE_FROM && p.count == 3) return multiply_wide(p, 3, columns, in, row, num_rows, out);
-    if (num_rows >= WIDE_FROM && p.count == 2) return multiply_wide(p, 2, columns, in, row, num_rows, out);
-    if (num_rows >= WIDE_FROM) return multiply_wide(p, 1, columns, in, row, num_rows, out);
+    if (p.kind == US_F32 && num_rows <= FEW_TURNED && p.rows == US_PANEL)
+        return multiply_few((const float *)p.first, columns, in, num_rows, out);
+    const int is_wide = p.kind == US_F32 || num_rows >= WIDE_FROM;
+    if (is_wide && p.count == 3) return multiply_wide(p, 3, columns, in, row, num_rows, out);
+    if (is_wide && p.count == 2) return multiply_wide(p, 2, columns, in, row, num_rows, out);
+    if (is_wide) return multiply_wide(p, 1, columns, in, row, num_rows, out);
 #endif
     return multiply_turn(p, columns, in, row, num_rows, out);
 }
 
 /* Output rows of a matrix from `begin` on, at most as many as are made together. */
-static panels find_panels(const us_matrix *w, int64_t begin, int64_t count) {
-    const size_t apart = sizeof(uint16_t) * US_PANEL * (size_t)w->columns;
-    const int64_t found = (count + US_PANEL - 1) / US_PANEL;
-    const int32_t most = count_panels(w->kind);
-    return (panels){(const uint8_t *)w->data + (size_t)(begin / US_PANEL) * apart, apart, found < most ? (int32_t)found : most, w->kind};
+static panels find_panels(const us_matrix *w, int64_t begin, int64_t count, int32_t num_rows) {
+    const size_t row = (w->kind == US_F32 ? sizeof(float) : sizeof(uint16_t)) * (size_t)w->columns;
+    const int32_t most = count_panels(w->kind, num_rows), rows = count < most * US_PANEL ? (int32_t)count : most * US_PANEL;
+    return (panels){(const uint8_t *)w->data + (size_t)begin * row, US_PANEL * row, (rows + US_PANEL - 1) / US_PANEL, w->kind, rows};
 }
 
 #endif

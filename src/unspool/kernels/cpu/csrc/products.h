@@ -52,6 +52,14 @@ typedef struct {
     const float *shares; /* and by what they are multiplied before; or NULL */
 } output;
 
+/* Whether a matrix is multiplied as panels of 16 outputs: numbers of 16 bits are, and plain rows that are turned into them. */
+static int is_paneled(const us_matrix *w) {
+#if defined(US_AVX512)
+    if (w->kind == US_F32) return !w->rest && w->columns % US_BLOCK == 0;
+#endif
+    return us_is_narrow(w->kind);
+}
+
 #include "narrow.h"
 #include "unpacked.h"
 
@@ -165,11 +173,11 @@ static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *i
     int64_t first, last;
     split_outputs(w, w->rows, thread, threads, &first, &last);
     _Alignas(64) float made[NARROW_M * MADE];
-    const int32_t most = count_panels(w->kind) * US_PANEL;
+    const int32_t most = count_panels(w->kind, num_rows) * US_PANEL;
     begin_narrow(w->kind, num_rows);
     for (int32_t from = 0, row = num_rows; from < num_rows; from = row)
         for (int64_t begin = first; begin < last; begin += most) {
-            const panels p = find_panels(w, begin, last - begin);
+            const panels p = find_panels(w, begin, last - begin, num_rows);
             const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
             for (row = from; row < num_rows && row - from < NARROW_ROWS;) {
                 const int32_t rows = multiply_panels(p, w->columns, in, row, num_rows, made);
@@ -188,7 +196,7 @@ static void multiply_narrow(const us_matrix *w, int32_t num_rows, const input *i
 static void multiply_part(const us_matrix *w, int32_t num_rows, const input *in, const output *to, int32_t thread,
                           int32_t threads) {
     int64_t first, last;
-    if (us_is_narrow(w->kind)) {
+    if (is_paneled(w)) {
         multiply_narrow(w, num_rows, in, to, thread, threads);
         return;
     }
@@ -236,11 +244,11 @@ static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, 
     int64_t first, last;
     split_outputs(w, ffn, thread, threads, &first, &last);
     _Alignas(64) float gates[NARROW_M * MADE], values[NARROW_M * MADE];
-    const int32_t most = count_panels(w->kind) * US_PANEL;
+    const int32_t most = count_panels(w->kind, num_rows) * US_PANEL;
     begin_narrow(w->kind, num_rows);
     for (int32_t from = 0, row = num_rows; from < num_rows; from = row)
         for (int64_t begin = first; begin < last; begin += most) {
-            const panels gate_panels = find_panels(w, begin, last - begin), value_panels = find_panels(w, ffn + begin, last - begin);
+            const panels gate_panels = find_panels(w, begin, last - begin, num_rows), value_panels = find_panels(w, ffn + begin, last - begin, num_rows);
             const int32_t count = (int32_t)(last - begin < most ? last - begin : most);
             for (row = from; row < num_rows && row - from < NARROW_ROWS;) {
                 const int32_t rows = multiply_panels(gate_panels, w->columns, in, row, num_rows, gates);
@@ -257,7 +265,7 @@ static void feed_narrow(const us_model *model, const us_matrix *w, int32_t ffn, 
 static void feed_part(const us_model *model, const us_matrix *w, int32_t ffn, int32_t num_rows, const input *in,
                       const output *to, int32_t thread, int32_t threads) {
     int64_t first, last;
-    if (us_is_narrow(w->kind)) {
+    if (is_paneled(w)) {
         feed_narrow(model, w, ffn, num_rows, in, to, thread, threads);
         return;
     }
@@ -284,9 +292,9 @@ static void prepare_row(const us_matrix *w, const float *x, int32_t row, int32_t
                  (int32_t *)a->offsets);
 #if defined(US_AMX)
     if (w->kind == US_BF16) split_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
-    if (w->kind == US_F16) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
+    else if (is_paneled(w)) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
 #elif defined(US_AVX512)
-    if (us_is_narrow(w->kind)) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
+    if (is_paneled(w)) lay_row(x, w->columns, row, num_rows, (uint16_t *)to->pieces);
 #endif
 }
 

@@ -60,12 +60,18 @@ static int prepare_sketch(run *r, const input *exact, input *rough) {
 static void multiply_alone(const us_matrix *w, const input *in, int32_t row, int32_t num_rows, int32_t first, float *made) {
     const input alone = {.x = in->x + (size_t)row * in->stride, .stride = in->stride};
     (void)num_rows;
+#if defined(US_AVX512)
+    if (w->kind == US_F32 && is_paneled(w)) {
+        made[0] = multiply_single((const float *)w->data + (size_t)first * (size_t)w->columns, w->columns, alone.x);
+        return;
+    }
+#endif
     if (w->kind == US_F32) {
         multiply_plain((const float *)w->data + (size_t)first * (size_t)w->columns, w->columns, 1, alone.x, alone.stride,
                        (panel){0, 1, 0, 1}, made);
         return;
     }
-    const panels p = find_panels(w, first, US_PANEL);
+    const panels p = find_panels(w, first, US_PANEL, 1);
 #if defined(US_AMX)
     if (w->kind == US_BF16) { /* the matrix unit's groups of rows are ready */
         const int32_t group = row / US_PANEL * US_PANEL;
