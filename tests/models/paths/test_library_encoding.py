@@ -25,7 +25,8 @@ RAGGED = [20, 1, 7, 30, 13]
 
 @pytest.fixture(autouse=True)
 def any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_encoding, "_find_most_float", lambda _: 1 << 20)  # matrices of these models are too narrow for copies
+    """Matrices of these models are too narrow for copies."""
+    monkeypatch.setattr(library_encoding, "_find_most_float", lambda _: 1 << 20)
 
 
 @pytest.fixture(scope="module")
