@@ -1,4 +1,4 @@
-/* Products with plain rows of floats. Included by kernels.c.
+/* Products with plain rows of floats; with AVX-512 only those that turned.h does not take. Included by kernels.c.
  *
  * N rows of weights are multiplied by M of activations, so that a number that was loaded serves several products. A pair of
  * rows is added up in the same order whatever N and M are: a row has the same bits alone and in a batch.

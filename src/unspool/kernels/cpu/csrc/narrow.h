@@ -173,6 +173,14 @@ static void lay_row(const float *x, int32_t columns, int32_t row, int32_t num_ro
         for (int half = 0; half < US_BLOCK; half += LANES) store(to + half, load(x + k + half));
 }
 
+/* Where lay_row puts what is multiplied, from a turn's first row on. */
+INLINE const float *find_laid(const input *in, int32_t columns, int32_t row, int32_t num_rows) {
+    return num_rows == 1 ? in->x : (const float *)in->pieces + (size_t)row * (size_t)columns;
+}
+
+/* A case of a switch for every number of rows that a turn may have. */
+#define EVERY_TURN(CASE) CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8)
+
 /* The first or the second numbers of words of two. */
 INLINE __m512 widen_bfloats(__m512i both, const int odd) {
     return _mm512_castsi512_ps(odd ? _mm512_and_si512(both, _mm512_set1_epi32((int32_t)0xffff0000)) : _mm512_slli_epi32(both, 16));
@@ -209,7 +217,7 @@ INLINE void rows_of_panels(panels p, int32_t columns, const float *x, const int 
 /* Up to NARROW_TURN rows from `row` on times a group of panels: out[row][MADE]. How many rows those are. */
 static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
     const narrow_turn t = find_turn(row, num_rows);
-    const float *x = num_rows == 1 ? in->x : (const float *)in->pieces + (size_t)row * (size_t)columns;
+    const float *x = find_laid(in, columns, row, num_rows);
 #define ROWS_OF(M, kind)                                                                      \
     if (p.count == 3) rows_of_panels(p, columns, x, M, 3, kind, t.turn, t.turns, out);         \
     else if (p.count == 2) rows_of_panels(p, columns, x, M, 2, kind, t.turn, t.turns, out);    \
@@ -226,16 +234,7 @@ static int32_t multiply_turn(panels p, int32_t columns, const input *in, int32_t
         else { ROWS_OF(M, US_BF16); }                 \
         break
 #endif
-    switch (t.count) {
-        ROWS(1);
-        ROWS(2);
-        ROWS(3);
-        ROWS(4);
-        ROWS(5);
-        ROWS(6);
-        ROWS(7);
-        ROWS(8);
-    }
+    switch (t.count) { EVERY_TURN(ROWS); }
 #undef ROWS
 #undef ROWS_OF
     return t.count;
@@ -281,7 +280,7 @@ INLINE void add_wide(const float *wide, int32_t count, const float *x, const int
 /* Up to NARROW_M rows from `row` on times a group of P panels: out[row][MADE]. How many rows those are. */
 INLINE int32_t multiply_wide(panels p, const int P, int32_t columns, const input *in, int32_t row, int32_t num_rows, float *out) {
     _Alignas(64) float wide[WIDE_COLUMNS * NARROW_PANELS * US_PANEL];
-    const float *given = num_rows == 1 ? in->x : (const float *)in->pieces + (size_t)row * (size_t)columns;
+    const float *given = find_laid(in, columns, row, num_rows);
     const int32_t left = num_rows - row, turns = ((left < NARROW_M ? left : NARROW_M) + NARROW_TURN - 1) / NARROW_TURN;
     int32_t rows = 0;
     for (int32_t begin = 0; begin < columns; begin += WIDE_COLUMNS) {
@@ -295,22 +294,13 @@ INLINE int32_t multiply_wide(panels p, const int P, int32_t columns, const input
             t = find_turn(row + rows, num_rows);
             const float *x = given + (size_t)rows * (size_t)columns + (size_t)(begin * t.count);
             float *to = out + MADE * (size_t)rows;
-            switch (t.count) {
 #define ROWS(M)                                                                                \
     case M:                                                                                    \
         if (p.kind == US_F32) add_wide(wide, count, x, M, P, begin == 0, 1, &following, to);    \
         else if (M >= 7) add_wide(wide, count, x, M, P, begin == 0, 0, &following, to);         \
         break /* near-even parts of WIDE_FROM rows and more are no smaller */
-                ROWS(1);
-                ROWS(2);
-                ROWS(3);
-                ROWS(4);
-                ROWS(5);
-                ROWS(6);
-                ROWS(7);
-                ROWS(8);
+            switch (t.count) { EVERY_TURN(ROWS); }
 #undef ROWS
-            }
         }
     }
     return rows;

@@ -63,21 +63,14 @@ INLINE void rows_of_turned(const float *w, int32_t columns, const float *x, cons
 
 /* All of up to FEW_TURNED rows times a whole panel: out[row][MADE]. */
 static int32_t multiply_few(const float *w, int32_t columns, const input *in, int32_t num_rows, float *out) {
-    const float *x = num_rows == 1 ? in->x : (const float *)in->pieces;
+    const float *x = find_laid(in, columns, 0, num_rows);
     const float *others = x + (size_t)find_turn(0, num_rows).count * (size_t)columns; /* the second turn's rows, as many or one more */
 #define ONE(M) \
     case M: rows_of_turned(w, columns, x, M, x, 0, out); break
 #define TWO(M) \
     case M: rows_of_turned(w, columns, x, (M) / 2, others, (M) - (M) / 2, out); break
     switch (num_rows) {
-        ONE(1);
-        ONE(2);
-        ONE(3);
-        ONE(4);
-        ONE(5);
-        ONE(6);
-        ONE(7);
-        ONE(8);
+        EVERY_TURN(ONE);
         TWO(9);
         TWO(10);
         TWO(11);
