@@ -13,6 +13,8 @@ would find what it has read in the round before.
   timed by itself
 - chats: 32 requests with one beginning of 2,000 tokens: time to the first token with shared blocks and without
 - arrivals: 8 requests whose arrivals are spread, beside a static batch of 8 (for a CPU)
+- kinds, late, crowd, readers, rush: every kind of request beside one `generate` call, and what readers cost: see
+  benchmarks/engine_kinds.py (`--shapes 1B --only kinds late crowd readers rush --rounds 2` takes some four minutes)
 - peer: transformers' `generate_batch` beside the engine over the first of the greedy requests. It takes a minute, half
   of it imports and what its manager prepares: best run by itself (`--shapes 1B --only peer`)
 """
@@ -33,13 +35,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_kinds import (  # benchmarks/engine_kinds.py
+    measure_crowd,
+    measure_kinds,
+    measure_late,
+    measure_readers,
+    measure_rush,
+)
 from engine_setting import COMMON, Setting, free, make_settings, run_all, run_static  # benchmarks/engine_setting.py
 from engine_strategies import measure_strategies  # benchmarks/engine_strategies.py
 from gpu_step import make_reference  # benchmarks/gpu_step.py
 
 from unspool.engine import plain
 
-WORKS = ("greedy", "mixed", "host", "strategies", "chats", "arrivals", "peer")
+KINDS = ("kinds", "late", "crowd", "readers", "rush")
+WORKS = ("greedy", "mixed", "host", "strategies", "chats", "arrivals", *KINDS, "peer")
 
 
 def measure_greedy(setting: Setting) -> dict[str, float]:
@@ -254,6 +264,11 @@ def main() -> None:
         "strategies": measure_strategies,
         "chats": measure_chats,
         "arrivals": measure_arrivals,
+        "kinds": measure_kinds,
+        "late": measure_late,
+        "crowd": measure_crowd,
+        "readers": measure_readers,
+        "rush": measure_rush,
     }
     kept: dict[str, Any] = {}
     if "peer" in options.only:

@@ -54,14 +54,14 @@ class Setting:
         for prompt in self.prompts:
             prompt[0] = 3 + self._num_renewals % (self.vocab - 3)
 
-    def make_engine(self, **more: Any) -> unspool.Engine:
+    def make_engine(self, lm: LanguageModel | None = None, **more: Any) -> unspool.Engine:
         options = self.options
         longest = options.prompt_tokens[1] + max(options.num_new, options.mixed_tokens[1]) + 64
         per_position = self.lm.model.key_shape
         size = 2 * per_position.num_layers * per_position.num_kv_heads * per_position.head_dim
         memory = size * per_position.dtype.itemsize * longest * options.max_rows
         given = {"max_rows": options.max_rows, "memory": memory, "tokens_per_pass": options.tokens_per_pass}
-        return unspool.Engine(self.lm, **{**given, **more})
+        return unspool.Engine(lm or self.lm, **{**given, **more})
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":

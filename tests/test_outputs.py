@@ -146,3 +146,14 @@ def test_a_generation_reads_as_its_text() -> None:
     several = Generation(["a", "b"], [[1], [2]], [[3], [4]], ["eos", "length"], Stats())
     assert (several.text, str(several)) == ("a", "a\nb")
     assert "output" not in repr(several)
+
+
+def test_a_generation_is_the_sequence_of_its_texts() -> None:
+    answer = Generation(["a", "b", "a c"], [[1], [2], []], [[3], [4], [5]], ["eos", "length", "eos"], Stats())
+    assert (len(answer), list(answer), list(reversed(answer))) == (3, ["a", "b", "a c"], ["a c", "b", "a"])
+    assert (answer[0], answer[-1], answer[1:]) == ("a", "a c", ["b", "a c"])
+    assert "b" in answer and "c" not in answer
+    assert [*zip(answer, answer.token_ids, strict=True)] == [("a", [1]), ("b", [2]), ("a c", [])]
+    with pytest.raises(IndexError):
+        answer[3]
+    assert Generation([""], [[]], [[1]], ["eos"], Stats())  # an answer without text is an answer

@@ -21,9 +21,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 # GCC joins products and sums by the last: without it kernels that agree to the bit in the library would not here.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-SANITIZERS += ["-g", "-O1", "-fexpensive-optimizations"]
+SANITIZERS += ["-g", "-O1", "-fexpensive-optimizations", "-DUS_CHECKS"]
 # qemu flushes a small float16 too where small floats are flushed; processors do not.
-EMULATED = ("-static", "-DUS_KEEPS_SMALL")
+EMULATED = ("-static", "-DUS_KEEPS_SMALL", "-DUS_CHECKS")
 TARGETS = {"x86_64": "x86_64-linux-musl", "aarch64": "aarch64-linux-musl"}
 
 

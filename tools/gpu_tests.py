@@ -5,9 +5,10 @@
     make gpu JOBS=4 TESTS=tests/gpu/test_caches.py              the same, with the python at hand
 
 Needs nothing but pytest. Each process collects all tests and keeps every n-th one, for which this file is also its
-plugin. Failures are printed as they happen, and how far the tests are every 15 s; a run that is interrupted (Ctrl-C,
-SIGTERM, --limit) still ends with its summary. Logs stay in the folder that is named there. On an H200 14 processes ran
-5,972 tests in 328 s (2026-11-19).
+plugin. Those that are marked `whole_card` take a card's whole memory, and run after the others, in one process.
+Failures are printed as they happen, and how far the tests are every 15 s; a run that is interrupted (Ctrl-C, SIGTERM,
+--limit) still ends with its summary. Logs stay in the folder that is named there. On an H200 14 processes ran 5,972
+tests in 328 s (2026-11-19).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST_JOBS = 14  # each holds a CUDA context and its own copy of the models
 SHARD = "UNSPOOL_TEST_SHARD"  # "index/count", for the plugin
+ALONE = "alone"  # the shard of the tests that take the whole card
 REPORT = "UNSPOOL_TEST_REPORT"  # where the plugin writes what happens, one JSON object per line
 PROGRESS_SECONDS = 15.0  # between two lines that say how far the tests are
 NO_TESTS_COLLECTED = 5  # pytest's exit status for a shard that got nothing
@@ -50,7 +52,9 @@ def keep_share(items: Sequence[Item], shard: str) -> list[Item]:
 @pytest.hookimpl(trylast=True)  # after -k and -m have taken theirs out
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     if shard := os.environ.get(SHARD):
-        items[:] = keep_share(items, shard)
+        marked = [item for item in items if item.get_closest_marker("whole_card")]
+        write_event(whole_card=len(marked))
+        items[:] = marked if shard == ALONE else keep_share([item for item in items if item not in marked], shard)
 
 
 def write_event(**event: Any) -> None:
@@ -107,6 +111,7 @@ class Shard:
     failures: list[tuple[str, str]] = field(default_factory=list)
     num_collected: int | None = None
     num_done: int = 0
+    num_whole_card: int = 0  # tests that were left to the last process
     running: str = ""  # the test that has started and not ended
     has_ended: bool = False
     was_stopped: bool = False
@@ -123,6 +128,7 @@ class Shard:
         for event in map(json.loads, whole.splitlines()):
             self.num_collected = event.get("collected", self.num_collected)
             self.num_done += "done" in event
+            self.num_whole_card = event.get("whole_card", self.num_whole_card)
             self.running = event.get("started", "" if "done" in event else self.running)
             self.has_ended |= "ended" in event
             if outcome := event.get("outcome"):
@@ -149,11 +155,11 @@ class Shard:
         self.process.wait()
 
 
-def start(place: int, jobs: int, tests: list[str], options: list[str], logs: Path) -> Shard:
+def start(place: int, share: str, tests: list[str], options: list[str], logs: Path) -> Shard:
     log, report = logs / f"{place}.log", logs / f"{place}.jsonl"
     report.unlink(missing_ok=True)  # of another run
     paths = [str(ROOT / "src"), str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    own = {SHARD: f"{place}/{jobs}", REPORT: str(report), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own = {SHARD: share, REPORT: str(report), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "pytest", *tests, "-p", Path(__file__).stem, "-p", "no:cacheprovider"]
     # The machine's own torch and triton warn of other things than the pinned ones, and its pytest has fewer plugins.
     command += ["-q", "--tb=short", "-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=", *options]
@@ -245,10 +251,12 @@ def main(words: list[str] | None = None) -> int:
     logs = arguments.logs or Path(tempfile.mkdtemp(prefix="gpu_tests_"))
     logs.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    shards = [
-        start(place, arguments.jobs, arguments.tests or ["tests/gpu"], options, logs) for place in range(arguments.jobs)
-    ]
+    tests, jobs = arguments.tests or ["tests/gpu"], arguments.jobs
+    shards = [start(place, f"{place}/{jobs}", tests, options, logs) for place in range(jobs)]
     wait(shards, arguments.limit)
+    if any(shard.num_whole_card for shard in shards) and not any(shard.was_stopped for shard in shards):
+        shards.append(start(jobs, ALONE, tests, options, logs))
+        wait(shards[-1:], max(1.0, arguments.limit - (time.monotonic() - begun)))
     failures = [failure for shard in shards for failure in shard.failures]
     for name, text in failures:
         print(f"\n--- {name}\n{text}")

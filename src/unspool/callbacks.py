@@ -21,3 +21,13 @@ def check_streamer(streamer: Any) -> None:
         raise SettingError(
             f"`streamer`={streamer!r:.40} has no put(tokens) and end(); give a TextStreamer, or an object with both"
         )
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise for something that is neither None nor turns tokens into text."""
+    known = ("get_vocab", "convert_tokens_to_string", "batch_decode")  # one of these: other parts ask for more
+    is_one = not isinstance(tokenizer, type) and any(callable(getattr(tokenizer, name, None)) for name in known)
+    if tokenizer is not None and not is_one:
+        raise SettingError(
+            f"`tokenizer`={tokenizer!r:.40} is no tokenizer; give lm.tokenizer or one of transformers', or leave it out"
+        )

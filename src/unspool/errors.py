@@ -102,6 +102,11 @@ class ModelNotFoundError(LoadError, FileNotFoundError):
     """No model is found under the name or path given."""
 
 
+def name_row(error: InputError, row: int) -> InputError:
+    """The error about one prompt of several, with its number."""
+    return type(error)(f"prompt {row}: {error}")
+
+
 class MissingExtraError(UnspoolError, ImportError):
     """An optional package is needed; the message names the extra that installs it."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, SupportsIndex, overload
 
 import torch
 
@@ -64,7 +64,7 @@ class Stats:
     """The cost of a call."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of those, found read in an engine's shared blocks
+    cached_tokens: int = 0  # of those, read before: in a prefix, a cache that was given, an engine's shared blocks
     new_tokens: int = 0
     forward_passes: int = 0
     first_token_seconds: float = 0.0
@@ -220,7 +220,10 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Generation:
-    """The short way's answer: texts and tokens, one per row, and the cost."""
+    """The short way's answer: texts and tokens, one per row, and the cost.
+
+    It is also the sequence of its texts: `len()`, iteration, an index or a slice.
+    """
 
     texts: list[str]
     token_ids: list[list[int]]  # new tokens only
@@ -274,6 +277,27 @@ class Generation:
     def speculation(self) -> Speculation | None:
         """Statistics of the drafter, if there was one."""
         return self.stats.speculation
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    @overload
+    def __getitem__(self, row: SupportsIndex) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+
+    def __getitem__(self, row: SupportsIndex | slice) -> str | list[str]:
+        return self.texts[row]
+
+    def __contains__(self, text: object) -> bool:
+        return text in self.texts
+
+    def __bool__(self) -> bool:
+        return True
 
     def __str__(self) -> str:
         return "\n".join(self.texts)

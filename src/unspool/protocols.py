@@ -40,6 +40,7 @@ class ModelInfo:
     num_layers: int
     num_heads: int
     max_context: int | None = None  # longest context; None if positions have no bound
+    ends_at_context: bool = True  # positions lie in a table of `max_context`; else later ones are computed as all are
     window: int | None = None  # keys a "sliding" layer sees
     layer_kinds: tuple[LayerKind, ...] = ()
     is_encoder_decoder: bool = False

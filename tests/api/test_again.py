@@ -59,7 +59,7 @@ def test_what_a_call_follows_from_is_looked_at_each_time() -> None:
     with pytest.raises(InputError, match="160"):
         lm.generate([3, 160], eos_token_id=None)
     with pytest.raises(SettingError, match="min_new_tokens"):
-        lm.generate("hello", eos_token_id=None, min_new_tokens=9)
+        lm.generate("hello", eos_token_id=None, min_new_tokens=-1)
 
 
 def test_lengths_and_seeds_may_differ() -> None:

@@ -55,7 +55,7 @@ def test_what_else_can_come_back(lm: LanguageModel) -> None:
 
 
 def test_it_shows_what_it_is(lm: LanguageModel, folder: Path) -> None:
-    assert repr(lm) == f"LanguageModel({str(folder)!r}, llama, torch.float32, cpu)"
+    assert repr(lm) == f"LanguageModel({str(folder)!r}, llama, float32, cpu)"
     assert lm.device == torch.device("cpu") and lm.source == folder
 
 
@@ -102,10 +102,16 @@ def test_stop_strings_end_the_text_and_stay_in_the_tokens(
 
 
 def test_stop_strings_end_each_row_on_its_own(lm: LanguageModel) -> None:
-    rows = [lm.tokenizer.encode(text) for text in (" the stop a a a", "ing", " and the cat stop")]
-    processor = Dictate(*rows, prompt_width=1)
-    settings = {"logits_processor": [processor], "stop_strings": "stop", "max_new_tokens": 20}
-    result = lm.generate(["hello", "a", "stop"], **settings)
+    texts = {"hello": " the stop a a a", "a": "ing", "stop": " and the cat stop"}
+    known = {
+        lm.encode(prompt)[0][-1]: Dictate(lm.tokenizer.encode(text), prompt_width=1) for prompt, text in texts.items()
+    }
+
+    def dictate_by_prompt(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return known[int(ids[0, 0])](ids, scores)  # each row is shown alone
+
+    settings = {"logits_processor": [dictate_by_prompt], "stop_strings": "stop", "max_new_tokens": 20}
+    result = lm.generate(list(texts), **settings)
     assert result.texts == [" the ", "ing", " and the cat "]
     assert result.finish_reasons == ["stop_string", "eos", "stop_string"]
     assert [lm.tokenizer.decode(ids) for ids in result.token_ids] == [" the stop", "ing</s>", " and the cat stop"]
@@ -207,3 +213,16 @@ def test_dola_chooses_a_layer_for_every_text(lm: LanguageModel) -> None:
 def test_none_is_a_word_for_plain_numbers_too() -> None:
     assert read_quantize("none", False, False) is None
     assert read_quantize("auto", False, True) == "int4"
+
+
+def test_a_config_of_transformers_counts_as_it_was_stated(lm: LanguageModel) -> None:
+    theirs = pytest.importorskip("transformers").GenerationConfig
+    lm.generation_config = GenerationConfig(num_beams=3, max_new_tokens=7, eos_token_id=None)
+    greedy = lm.generate([5, 6, 7], num_beams=1, max_new_tokens=3)
+    found = lm.generate([5, 6, 7], generation_config=theirs(num_beams=1, max_new_tokens=3))
+    assert found.token_ids == greedy.token_ids
+    assert len(lm.generate([5, 6, 7], generation_config=theirs(max_length=5)).token_ids[0]) == 2
+    lm.generation_config = theirs(num_beams=1, max_new_tokens=3)  # as the model's own settings too
+    assert lm.generate([5, 6, 7], max_new_tokens=3, eos_token_id=None).token_ids == greedy.token_ids
+    lm.model.generation_config = theirs(num_beams=1, max_new_tokens=3)
+    assert lm.generate([5, 6, 7], max_new_tokens=3, eos_token_id=None).token_ids == greedy.token_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.conformance.cases import load_model
 
 import unspool
 from unspool.errors import InputError, LoadError, SettingError, UnsupportedError
 
 IDS = [7, 9, 11, 13, 8, 21, 30]
+MODELS = Path(__file__).parents[1] / "conformance" / "goldens" / "models"
 MORE = [[5, 6], [40, 41, 42, 43], [12]]
 
 
@@ -61,6 +64,21 @@ def test_only_what_is_new_is_read(lm: unspool.LanguageModel, monkeypatch: pytest
     assert read[:2] == [7, 7] and len(prefix) == 7  # 2 + 4 + 1 tokens
 
 
+def test_what_was_read_before_is_counted(lm: unspool.LanguageModel) -> None:
+    prefix = lm.prefix(IDS)
+    for prompt, num_prompts in ((MORE, 3), (MORE[1], 1)):
+        stats = lm.generate(prompt, prefix=prefix, max_new_tokens=3, num_return_sequences=2, do_sample=True).stats
+        assert stats.cached_tokens == num_prompts * len(IDS)
+        assert stats.prompt_tokens == stats.cached_tokens + sum(map(len, MORE if prompt is MORE else [prompt]))
+    assert lm.generate(IDS, max_new_tokens=3).stats.cached_tokens == 0
+    held = lm.model.new_cache(rows=1)
+    lm.model(torch.tensor([IDS[:4]]), past_key_values=held)
+    found = lm.generate(IDS, past_key_values=held, max_new_tokens=3)
+    assert found.stats.cached_tokens == 4 and found.token_ids == lm.generate(IDS, max_new_tokens=3).token_ids
+    with unspool.Engine(lm, memory=1 << 24, max_rows=4) as engine:
+        assert engine.submit(MORE[0], prefix=prefix, max_new_tokens=3).result().stats.cached_tokens == len(IDS)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "paged"])
 def test_several_go_on_at_once(lm: unspool.LanguageModel, kind: str) -> None:
     prefix = lm.prefix(IDS, cache_implementation=kind)
@@ -93,12 +111,11 @@ def test_what_can_not_be(lm: unspool.LanguageModel) -> None:
         (lambda: lm.generate([5], prefix=prefix, past_key_values=prefix.cache), SettingError, "two beginnings"),
         (lambda: lm.generate([5], prefix=prefix, cache_implementation="static"), SettingError, "is one already"),
         (lambda: prefix.generate([{"role": "user", "content": "x"}]), SettingError, "prefix is text"),
-        (lambda: prefix.generate([5], max_new_tokens=500), SettingError, "context ends at 128"),
         (lambda: lm.prefix(IDS, temperature=2.0), SettingError, "`temperature` goes to generate"),
         (lambda: lm.prefix(IDS, cache_implementation="static"), UnsupportedError, "use 'dynamic'"),
         (lambda: lm.prefix(MORE), InputError, "one beginning, and 3"),
         (lambda: lm.prefix([10_000]), InputError, "outside the model's vocabulary"),
-        (lambda: lm.prefix([5] * 128), InputError, "context ends at 128"),
+        (lambda: load_model("gpt2").prefix([5] * 128), InputError, "context ends at 128"),
         (lambda: load_model("t5").prefix([5, 6]), UnsupportedError, "encoder"),
     ):
         with pytest.raises(error, match=what):
@@ -158,3 +175,18 @@ def test_a_model_is_known_by_the_same_name_in_every_process(lm: unspool.Language
         check=False,
     )
     assert done.stdout.strip() == "[5, 6, 7]", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("native", [None, False])
+def test_a_prefix_of_other_weights_with_the_same_embeddings_is_refused(tmp_path: Path, native: bool | None) -> None:
+    """As after training with frozen embeddings: its keys would be continued by another model, without a word."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODELS / "llama", folder)
+    unspool.load(folder, native=native).prefix(IDS).save(tmp_path / "prefix")
+    assert unspool.load(folder, native=native).load_prefix(tmp_path / "prefix").token_ids == IDS
+    tensors = load_file(folder / "model.safetensors")
+    name = next(one for one in sorted(tensors) if "layers.1" in one and "down_proj" in one)
+    tensors[name][0, 0] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SettingError, match="was made by the model"):
+        unspool.load(folder, native=native).load_prefix(tmp_path / "prefix")

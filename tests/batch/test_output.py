@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unspool.batch.output import Done, JobOutput
-from unspool.errors import InputError, SettingError
+from unspool.errors import InputError, ResourceError, SettingError
 
 JOB = {"input": "x", "seed": 0}
 
@@ -90,3 +94,67 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
         output.answers.write({"line": 2})
     output.close()
     assert output.path.read_text() == '{"line": 1}\n'
+
+
+def test_two_runs_do_not_write_one_output(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first = JobOutput(path)
+    first.open(JOB)
+    (tmp_path / "link.jsonl").symlink_to(path)
+    for name in ("out.jsonl", "link.jsonl"):
+        for restarts in (False, True):
+            with pytest.raises(ResourceError, match=f"written by process {os.getpid()} on"):
+                JobOutput(tmp_path / name).open(JOB, restarts=restarts)
+    assert path.with_name("out.jsonl.job").exists()  # --restart deleted nothing
+    first.close()
+    again = JobOutput(path)
+    assert again.open(JOB)
+    again.close()
+    assert not [one for one in tmp_path.iterdir() if "lock" in one.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_lock_ends_with_its_process_whoever_it_forked(tmp_path: Path) -> None:
+    script = """if True:
+        import os, sys, time, pathlib
+        from unspool.batch.output import JobOutput
+        output = JobOutput(sys.argv[1])
+        output.open({"seed": 0})
+        if os.fork() == 0:  # an orphan, as workers of a killed process are, which has its turn only after some time
+            print("held", flush=True)
+        time.sleep(60)
+    """
+    path = tmp_path / "out.jsonl"
+    holder = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, start_new_session=True)
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    try:
+        with pytest.raises(ResourceError, match=f"process {holder.pid} on"):
+            JobOutput(path).open({"seed": 0})
+        holder.kill()
+        holder.wait()
+        assert JobOutput(path).open({"seed": 0})
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.stdout.close()
+        holder.wait()
+
+
+@pytest.mark.parametrize("number", [1 << 39, 10, 0, -1, 1.0, True, "1"])
+def test_lines_of_rows_that_the_input_lacks_are_refused(tmp_path: Path, number: object) -> None:
+    path = tmp_path / "out.jsonl"
+    JobOutput(path).open(JOB, last=9)
+    path.write_text(json.dumps({"line": number}) + '\n{"line": 2}\n')
+    with pytest.raises(InputError, match="did not write"):
+        JobOutput(path).open(JOB, last=9)
+
+
+def test_all_that_differs_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    JobOutput(path).open({"input": "a" * 64, "settings": {"top_k": "5", "top_p": "0.5"}, "dtype": "float32"})
+    now = {"input": "b" * 64, "settings": {"top_k": "6", "min_p": "0.5"}, "dtype": "float32", "weights": "x"}
+    with pytest.raises(SettingError) as caught:
+        JobOutput(path).open(now)
+    told = str(caught.value)
+    assert "an input of another content" in told and "settings: top_k '5', and now it is '6'" in told
+    assert "settings: top_p '0.5', and now it is not given" in told and "settings: min_p nothing said" in told
+    assert "weights nothing said" in told and "dtype" not in told and "--restart" in told

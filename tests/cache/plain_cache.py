@@ -29,6 +29,7 @@ from unspool.cache import (
     StaticCache,
 )
 from unspool.cache.offload.memory import take_mapped
+from unspool.cache.sink import BLOCK
 from unspool.kernels.packed_keys import PackedKeys
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
@@ -200,9 +201,12 @@ class Plain(Rows):
 
     def find_seen(self, row: int, position: int, window: int | None) -> list[float]:
         """What the query at a position sees of its row, by definition."""
-        pinned = NUM_SINKS if self.cache.is_endless else 0
         first = 0 if window is None else max(0, position + 1 - window)
-        return [self.rows[row][place] for place in range(position + 1) if place >= first or place < pinned]
+        pinned = range(0)
+        if self.cache.is_endless:  # sinks stand nearer than they were written, and a window counts from there
+            moved = max(0, position + 1 - WINDOW - NUM_SINKS) // BLOCK * BLOCK
+            pinned = range(max(0, first - moved), NUM_SINKS)
+        return [self.rows[row][place] for place in range(position + 1) if place >= first or place in pinned]
 
 
 def unpack(part: Any, mask: Mask, span: Span) -> torch.Tensor:

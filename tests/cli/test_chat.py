@@ -243,7 +243,7 @@ GOOD = describe_chat(SavedChat("m", Conversation("S", [Exchange("Q", "A", True)]
         ({"settings": {"top_k": "3"}}, "`top_k` must be a whole number"),
         ({"settings": {"temperature": float("nan")}}, "must be a finite number"),
         ({"settings": {"generation_kwargs": {}}}, "is an object"),
-        ({"settings": {"temperature": 0.5}}, "only read when sampling"),
+        ({"settings": {"temperature": 0.5, "do_sample": False}}, "only read when sampling"),
         ({"messages": "hello"}, "must be a list"),
         ({"messages": ["hello"]}, "messages[0] must be an object"),
         ({"messages": [{"role": "user"}]}, "messages[0] must have a 'content'"),
@@ -307,4 +307,4 @@ def test_the_second_ctrl_c_does_not_wait_for_the_step() -> None:
 
 def test_a_session_refuses_settings_that_can_not_be(lm: unspool.LanguageModel) -> None:
     with pytest.raises(SettingError):
-        Session(lm, None, {"temperature": 0.3}, is_interactive=True)
+        Session(lm, None, {"temperature": 0.3, "do_sample": False}, is_interactive=True)

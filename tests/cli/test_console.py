@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -67,3 +68,16 @@ def test_progress_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b]" not in streams[1].getvalue()
     assert "\n" not in streams[1].getvalue()
     assert streams[1].getvalue().count(CLEAN) == 2
+
+
+@pytest.mark.parametrize("columns", [20, 30, 38, 80])
+def test_a_progress_line_is_one_line_of_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """One that wraps could not be removed again, and each drawing would leave a line behind."""
+    streams = attach(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with console.ProgressLine() as line:
+        for done in (0, 3, 7):
+            line.show_bar("loading smollm2-135m", done, 7)
+        line.show("loading a model with a long name …")
+    for drawn in streams[1].getvalue().split("\r\x1b[K"):
+        assert len(re.sub(r"\x1b\[[0-9;]*m", "", drawn)) < columns, repr(drawn)

@@ -36,6 +36,19 @@ def test_every_command_has_help(cli: Callable[..., Any], name: str) -> None:
     assert cli("help", name).out == ended.out
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+@pytest.mark.parametrize("name", list(front.COMMANDS))
+def test_help_fits_the_terminal(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown, _, examples = cli(name, "--help").out.partition("examples:\n")
+    text = [one for one in shown.splitlines() if not one.startswith(("usage:", " ")) and not one.endswith(":")]
+    assert all(len(line) <= columns for line in text), text
+    assert all(line.startswith("  unspool ") for line in examples.splitlines() if line.startswith("  u"))
+    assert "  unspool" in examples or not examples  # to be copied as they are
+
+
 def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None:
     ended = cli()
     assert ended.code == 2 and ended.out == "" and "usage: unspool COMMAND" in ended.err
@@ -62,6 +75,7 @@ def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None
         (("serve", "--model", "x"), "unknown option --model: a model is named without one, as in unspool serve NAME"),
         (("bench", "-m", "x"), "unknown option -m: a model is named without one, as in unspool bench NAME"),
         (("run", "hi", "--model"), "--model: expected one argument"),
+        (("serve", "--port", "abc"), "unspool: error: argument --port: 'abc' is not a whole number (see"),
         (("pull",), "the following arguments are required: NAME"),
         (("chat", "--load", "x"), "unknown option --load (see"),  # nothing is near it
         (("models", "--jsn"), "unknown option --jsn; did you mean --json?"),

@@ -62,6 +62,54 @@ def test_tokens_are_those_of_steps_one_by_one(settings: dict[str, Any], count: i
     assert len(made) == 1 and not made[0].flights
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"logprobs": 2}, {"logprobs": 0, "do_sample": True, "seed": 3}, {"logprobs": 1, "num_return_sequences": 2}],
+)
+def test_log_probabilities_and_stop_strings_come_behind_the_step(asked: dict[str, Any], request: Any) -> None:
+    lm = load_tiny("llama")
+    prompts = [[5, 17, 90], [40, 41], [100, 7, 8]]
+    asked = {"max_new_tokens": 30, "eos_token_id": None, "seed": 3, "do_sample": True, "temperature": 2.0, **asked}
+    free = lm.generate(prompts, **asked)
+    stops = [free.texts[1][6:9], free.texts[0][12:14]]
+    expected = lm.generate(prompts, stop_strings=stops, **asked)
+    assert len({len(tokens) for tokens in expected.token_ids}) > 1
+    made = request.getfixturevalue("ahead")
+    for settings, wanted in (({}, free), ({"stop_strings": stops}, expected)):
+        found = lm.generate(prompts, **settings, **asked)
+        assert found.token_ids == wanted.token_ids and found.finish_reasons == wanted.finish_reasons
+        assert found.logprobs == wanted.logprobs and found.texts == wanted.texts
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs"),
+    [
+        ({}, True),
+        ({"logprobs": 2}, True),
+        ({"stop_strings": ["never there"]}, True),
+        ({"stop_strings": ["never there"], "logprobs": 1}, True),
+        ({"logits_processor": [lambda ids, scores: scores]}, False),
+        ({"stopping_criteria": [lambda ids, scores: False]}, False),
+    ],
+    ids=["greedy", "logprobs", "a stop string", "both", "a caller's processor", "a caller's criterion"],
+)
+def test_what_steps_can_be_launched_ahead_for(
+    asked: dict[str, Any], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bool] = []
+
+    def ask(scorer: Any, strategy: Any, rows: Rows, finish: Any, *, rows_may_leave: bool) -> bool:
+        monkeypatch.setattr(Rows, "device", torch.device("cuda"))
+        answers.append(strategies_ahead.can_run_ahead(scorer, strategy, rows, finish, rows_may_leave=rows_may_leave))
+        monkeypatch.undo()
+        return False
+
+    monkeypatch.setattr(choice, "can_run_ahead", ask)
+    load_tiny("llama").generate([[5, 17, 90], [40, 41]], max_new_tokens=3, **asked)
+    assert answers == [runs]
+
+
 def test_grammars_read_the_tokens_that_are_on_their_way(request: Any) -> None:
     schemas = [{"enum": ["ab", 7]}, {"type": "array", "items": {"type": "boolean"}, "minItems": 3}, None]
     asked: dict[str, Any] = {"json_schema": schemas, "max_new_tokens": 24, "eos_token_id": 2, "drafter": False}

@@ -398,7 +398,12 @@ def test_synced_gpus_may_be_off() -> None:
     assert generate(FakeModel(), IDS, max_new_tokens=1, synced_gpus=False).shape == (2, 4)
 
 
-@pytest.mark.parametrize("model", [object(), "llama", None])
+def test_a_model_is_given_and_not_its_name() -> None:
+    with pytest.raises(UnspoolError, match=r"'llama' names a model, .* lm = unspool\.load\('llama'\)"):
+        generate("llama", IDS)
+
+
+@pytest.mark.parametrize("model", [object(), None])
 def test_what_is_no_model(model: Any) -> None:
     with pytest.raises(UnspoolError, match=r"load one with unspool\.load"):
         generate(model, IDS)

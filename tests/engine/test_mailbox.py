@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Any
 
-from unspool.engine.mailbox import Mailbox
+from unspool.engine.mailbox import Mailbox, Usher
 
 
 def test_a_step_wakes_the_loop_once_for_all_streams() -> None:
@@ -78,3 +78,67 @@ def test_a_loop_that_has_ended_is_let_go() -> None:
     gc.collect()
     assert loops[0]() is None
     assert box.get() == 1
+
+
+def test_threads_are_woken_in_turn_and_take_what_has_gathered() -> None:
+    """Of many readers a step wakes some, those that have waited longest first; nothing is lost, nobody forgotten."""
+    boxes, usher = [Mailbox[int]() for _ in range(40)], Usher()
+    made: list[list[int]] = [[] for _ in boxes]
+    wakes = [0] * len(boxes)
+
+    def read(number: int) -> None:
+        while (one := boxes[number].get()) is not None:
+            made[number].append(one)
+
+    for number, box in enumerate(boxes):
+        wake = box.wake
+
+        def count(number: int = number, wake: Any = wake) -> None:
+            wakes[number] += 1
+            wake()
+
+        box.wake = count  # type: ignore[method-assign]
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(len(boxes))]
+    for thread in threads:
+        thread.start()
+    steps = 60
+    for step in range(steps):
+        for box in boxes:
+            if box.push(step):
+                usher.add(box)
+        usher.wake()
+    usher.wake(everybody=True)
+    for box in boxes:
+        box.close()
+    for thread in threads:
+        thread.join(30)
+    assert made == [list(range(steps))] * len(boxes)
+    assert max(wakes) < steps // 2  # and not once for each item
+
+
+def test_a_loop_lets_others_run_between_the_tasks_that_it_wakes() -> None:
+    """What a step wrote for many tasks wakes them in rounds of the loop, not all in one."""
+    boxes, rounds = [Mailbox[int]() for _ in range(100)], []
+
+    async def read(box: Mailbox[int]) -> None:
+        assert await box.get_async() == 7
+        rounds.append(number)
+
+    number = 0
+
+    async def count() -> None:
+        nonlocal number
+        while len(rounds) < len(boxes):
+            number += 1
+            await asyncio.sleep(0)
+
+    async def read_all() -> None:
+        tasks = [asyncio.create_task(read(box)) for box in boxes]
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=lambda: [box.push(7) for box in boxes])
+        thread.start()
+        thread.join()
+        await asyncio.gather(*tasks, count())
+
+    asyncio.run(asyncio.wait_for(read_all(), 30))
+    assert len(rounds) == len(boxes) and len(set(rounds)) >= 100 // 16

@@ -252,3 +252,17 @@ def test_the_page_tells_what_the_tree_knows(name: str) -> None:
             place = data[place]["parent"]
         assert "".join(reversed(path)) == ending.text
         assert data[int(number)]["total"] == write_number(ending.node.sum_logprobs)
+
+
+def test_the_page_is_worked_by_keyboard_and_heard() -> None:
+    """Nodes are buttons with a name, in a group: a picture (role img) could hold none; rows have a button too."""
+    tree = hand_made("a", "<b>", " c")
+    page = draw_page(tree)
+    assert page.count('role="img"') == 0 and draw_svg(tree).count('role="img"') == 1
+    kept = re.findall(r'<g class="node (?!drop)[^>]*>', page)
+    assert kept and all('role="button"' in one and 'tabindex="0"' in one for one in kept)
+    told = [re.search(r'aria-description="([^"]+)"', one) for one in kept]
+    assert all(one and "log-probability" in one[1] and "<" not in one[1] for one in told)
+    assert page.count("<main>") == 1 and page.count('<td class="rank"><button') == len(tree.returned)
+    assert page.count('<th scope="col">') == 5
+    assert "tabindex" not in draw_svg(tree) and "button" not in draw_svg(tree)

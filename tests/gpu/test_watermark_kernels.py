@@ -57,8 +57,9 @@ def check_logs(found: torch.Tensor, expected: torch.Tensor) -> None:
 )
 @pytest.mark.parametrize("mixes", [False, True])
 @pytest.mark.parametrize("has_pads", [False, True])
+@pytest.mark.parametrize("has_firsts", [False, True])
 def test_contexts_are_the_reference_s(
-    width: int, length: int, start: int, first: int, mixes: bool, has_pads: bool
+    width: int, length: int, start: int, first: int, mixes: bool, has_pads: bool, has_firsts: bool
 ) -> None:
     from unspool.kernels.gpu.marks.contexts import read_contexts
 
@@ -68,13 +69,14 @@ def test_contexts_are_the_reference_s(
     synthid = SynthIDTextWatermarkLogitsProcessor(width + 1, [1], 2**4, 0, 8, "cpu")
     hash_plainly, seed = (gumbel.hash_contexts, gumbel._start) if mixes else (synthid._hash, 1)
     sent = None if pads is None else pads.to(DEVICE)
-    text = Text(ids.to(DEVICE), start, width, first, sent)
+    firsts = torch.tensor([0, 3, length + 2, 1, 2, 130]) if has_firsts else None
+    text = Text(ids.to(DEVICE), start, width, first, sent, None if firsts is None else firsts.to(DEVICE))
     states, repeated = read_contexts(text, torch.tensor([seed], device=DEVICE), mixes=mixes)
     if pads is not None:
         ids = ids.masked_fill(torch.arange(length) < pads[:, None], 0)
     windows = take_windows(ids[:, start:], width)
     assert torch.equal(states.cpu(), hash_plainly(windows[:, -1]))
-    assert torch.equal(repeated.cpu().bool(), is_last_repeated(windows, first))
+    assert torch.equal(repeated.cpu().bool(), is_last_repeated(windows, first if firsts is None else firsts))
 
 
 # --- Gumbel -------------------------------------------------------------------------------------------------

@@ -100,3 +100,18 @@ def test_what_can_not_be_is_refused() -> None:
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}{{ tools }}"
     with pytest.raises(UnsupportedError, match="tool calls"):
         load_chatty(plain).generate(QUESTION, tools=TOOLS, tool_choice="required")
+
+
+def test_a_template_that_says_nothing_of_tools_has_the_generic_form() -> None:
+    lm = load_chatty("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}")
+    answer = lm.generate(QUESTION, tools=TOOLS, tool_choice="required", max_new_tokens=200, eos_token_id=2)
+    assert answer.text.startswith('<tool_call>{"name": "') and len(answer.tool_calls) == 1
+    assert lm.tokenizer is not None
+    prompt = lm.tokenizer.decode(answer.prompt_token_ids[0])
+    assert all(tool["function"]["name"] in prompt for tool in TOOLS) and "<tool_call>" in prompt
+
+
+def test_arguments_that_nest_without_end_are_no_call() -> None:
+    form = CallFormat("<call>", '", "arguments": ', "}</call>")
+    text = '<call>add", "arguments": ' + '{"a": ' * 200_000
+    assert form.read_calls(text) == []

@@ -146,9 +146,13 @@ def test_a_short_name_that_is_not_installed_says_the_command(monkeypatch: pytest
         open_source("default")
 
 
-@pytest.mark.parametrize(
-    "name", ["smolm2-135", "./absent", "/absent/model.gguf", "a/b/c", "../x", "~nobody-here/x", "x" * 5000, "a:b"]
-)
+@pytest.mark.parametrize("name", ["./absent", "/absent/model.gguf", "a/b/c", "../x", "~nobody-here/x", "absent.gguf"])
+def test_missing_paths_are_told_as_such(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=f"there is no folder and no file '{name}'"):
+        open_source(name)
+
+
+@pytest.mark.parametrize("name", ["smolm2-135", "x" * 5000, "a:b"])
 def test_unknown_names_say_what_was_looked_for(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="nor a short name") as caught:
         open_source(name)

@@ -90,3 +90,15 @@ def test_one_processor_that_stays_alone_does_not_divide_the_others() -> None:
     fewer = joined.join_rows(LogitsProcessorList([ONCE["presence"](9)]), (4, 1), (4, 0))
     assert type(fewer[0]) is unspool.PresencePenaltyLogitsProcessor and fewer[0].prompt_ignore_length.shape == (5,)
     assert [(len(own), count) for own, count, _ in fewer[1].groups] == [(1, 2), (1, 2), (0, 1)]
+
+
+def test_unlike_processors_in_the_same_place_stay_apart() -> None:
+    one = LogitsProcessorList([unspool.TemperatureLogitsWarper(0.7), unspool.TopKLogitsWarper(4)])
+    two = LogitsProcessorList([unspool.TemperatureLogitsWarper(0.9), unspool.MinPLogitsWarper(0.1)])
+    for shifts in ((0, 0), (0, 3)):
+        joined = one.join_rows(two, (2, 1), shifts)
+        assert [type(each) for each in joined] == [unspool.TemperatureLogitsWarper, RowGroups]
+        ids, scores = make_ids(3, 6, 5), torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
+        found = joined(ids, scores)
+        torch.testing.assert_close(found[:2], one(ids[:2], scores[:2]))
+        torch.testing.assert_close(found[2:], two(ids[2:], scores[2:]))

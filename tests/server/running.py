@@ -97,13 +97,15 @@ def make_layered_lm() -> LanguageModel:
 class RunningServer:
     """A server in a thread of this process; `with` starts and stops it."""
 
-    def __init__(self, models: Any, *, has_engine: bool = True, **options: Any) -> None:
+    def __init__(self, models: Any, *, has_engine: bool = True, parser: Any = None, **options: Any) -> None:
         engine = {"memory": BLOCK_BYTES * 4000, "block_size": 16} if has_engine else {}
         self.state: ServerState = make_state(models, {**engine, "log": "none", **options})
-        self.address = ""
+        self.address, self.parser = "", parser
         self._listening = listen("127.0.0.1", 0)
         self._ready = threading.Event()
-        self.server = make_server(make_app(self.state), self.state, self._listening, None, self._note_ready)
+        self.server = make_server(
+            make_app(self.state), self.state, self._listening, None, self._note_ready, parser=parser
+        )
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _note_ready(self, address: str) -> None:

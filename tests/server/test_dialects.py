@@ -266,7 +266,7 @@ def test_ollama_tools(ollama_client: ollama.Client) -> None:
 
 def test_ollama_models(ollama_client: ollama.Client) -> None:
     assert [one.model for one in ollama_client.list().models] == ["fake", "tools"]
-    assert ollama_client.show("fake").capabilities == ["completion"]
+    assert ollama_client.show("fake").capabilities == ["completion", "tools"]
     with pytest.raises(ollama.ResponseError, match="does not exist"):
         ollama_client.chat(model="llama3", messages=HELLO)
     with pytest.raises(ollama.ResponseError, match="tail-free"):
@@ -274,18 +274,14 @@ def test_ollama_models(ollama_client: ollama.Client) -> None:
 
 
 def test_ollama_errors_are_texts(server: RunningServer) -> None:
-    for path in ("/api/show", "/api/ps", "/api/chat"):
+    for path in ("/api/show", "/api/nowhere", "/api/chat"):
         answer = server.post(path, {"model": "no", "messages": HELLO} if path == "/api/chat" else {"model": "no"})
         assert answer.status_code == 404 and isinstance(answer.json()["error"], str)
 
 
 def test_ollama_ignores_nothing(ollama_client: ollama.Client) -> None:
-    for message, match in (
-        ({"role": "user", "content": "x", "images": [b"x"]}, "text alone, not images"),
-        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, "write"),
-    ):
-        with pytest.raises(ollama.ResponseError, match=match):
-            ollama_client.chat(model="fake", messages=[message])
+    with pytest.raises(ollama.ResponseError, match="text alone, not images"):
+        ollama_client.chat(model="fake", messages=[{"role": "user", "content": "x", "images": [b"x"]}])
     with pytest.raises(ollama.ResponseError, match="`stream` stands beside the options"):
         ollama_client.chat(model="fake", messages=HELLO, options={"stream": False})
 

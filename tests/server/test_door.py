@@ -51,7 +51,7 @@ def ask(server: RunningServer, path: str = "/v1/chat/completions", **fields: Any
         ({"num_beams": 2, "top_p": 0.5}, "top_p", "tokens are not drawn with `num_beams`"),
         ({"length_penalty": 2.0}, "length_penalty", "read by beam search alone"),
         ({"output_scores": True}, "output_scores", "tensors"),
-        ({"cache_implementation": "static"}, "cache_implementation", "whoever starts the server"),
+        ({"cache_implementation": "static"}, "cache_implementation", "where the server is started"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "ids go from 0 to 159"),
         ({"logit_bias": {"1": 1e9}}, "logit_bias", "a bias is a number"),
         ({"priority": 5}, "priority", "above what this server"),

@@ -218,6 +218,47 @@ def test_a_drain_lets_requests_end_and_takes_no_others() -> None:
         assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 30
 
 
+@pytest.mark.parametrize("is_hurried", [False, True])
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/v1/chat/completions", '"code":"ended"'),
+        ("/v1/completions", '"code":"ended"'),
+        ("/v1/responses", "event: error"),
+        ("/v1/messages", "event: error"),
+        ("/v1/trace", '"code":"ended"'),
+        ("/api/chat", '{"error":'),
+    ],
+)
+def test_a_drain_ends_streams_with_a_last_event(path: str, last: str, is_hurried: bool) -> None:
+    """When its time is over, or at a second signal; those who wait for a whole answer get an error."""
+    with RunningServer({"slow": make_slow()}, drain_seconds=60.0 if is_hurried else 0.3) as server:
+        body: dict[str, Any] = {"ignore_eos": True, "temperature": 0, "stream": True}
+        name = {"/v1/responses": "max_output_tokens", "/v1/trace": "max_new_tokens"}.get(path, "max_tokens")
+        body |= {"options" if path == "/api/chat" else name: {"num_predict": 1500} if path == "/api/chat" else 1500}
+        said_so = {"/v1/responses": {"input": "hello"}, "/v1/completions": {"prompt": "hello"}}
+        body |= said_so.get(path, {"messages": [{"role": "user", "content": "hello"}]})
+        if path == "/v1/trace":
+            del body["stream"]
+        whole: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: whole.append(server.chat(**ENDLESS)))
+        asking.start()
+        with httpx.stream("POST", f"{server.address}{path}", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert answer.status_code == 200 and next(lines)
+            while server.state.gate.num_active < 2:
+                time.sleep(0.01)
+            started = time.monotonic()
+            for _ in range(2 if is_hurried else 1):
+                server.server.handle_exit(signal.SIGTERM, None)
+                time.sleep(0.2)
+            said = [line for line in lines if line]
+        assert time.monotonic() - started < 20
+        assert last in "\n".join(said[-2:]) and "the server was ended" in said[-1], said[-3:]
+        asking.join(30)
+        assert whole[0].status_code == 503 and whole[0].json()["error"]["code"] == "ended"
+
+
 def start_process(ready: Path, port: int, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "unspool", "serve", "--port", str(port), "--ready-file", str(ready), *words]
     made = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})

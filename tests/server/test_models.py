@@ -79,7 +79,7 @@ def test_a_model_that_can_not_be_loaded_is_its_own_trouble() -> None:
     models = Models([make_served("good", 1, loads), make_served("bad", 1, loads, fails=True)])
 
     async def main() -> None:
-        with pytest.raises(LoadError):
+        with pytest.raises(RequestError, match="can't be loaded"):
             await models.borrow("bad")
         assert models.find("bad").active == 0 and models.find("bad").failure
         models.give_back(await models.borrow("good"))

@@ -321,7 +321,6 @@ async def test_asynchronous_clients(server: RunningServer) -> None:
         ({"num_beams": 3, "mirostat": 2}, "mirostat", "`mirostat` would have no effect"),
         ({"mirostat": 2, "prompt_lookup_num_tokens": 3}, "mirostat", "`mirostat` does not go with a drafter"),
         ({"length_penalty": 2.0}, "length_penalty", "read by beam search alone; send `num_beams`"),
-        ({"min_tokens": 9}, "min_tokens", "`min_tokens`=9 asks .* raise `max_tokens`"),
         ({"stop_token_ids": [160]}, "stop_token_ids", "ids from 0 to 159, not 160"),
         ({"negative_prompt": "the cat"}, "negative_prompt", "`guidance_scale`"),
         ({"n": 2, "best_of": 1}, "best_of", "`n`=2"),

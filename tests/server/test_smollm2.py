@@ -44,3 +44,10 @@ def test_a_prompt_past_the_context(server: RunningServer) -> None:
     for path, field in (("/v1/completions", "prompt"), ("/v1/responses", "input")):
         answer = httpx.post(server.address + path, json={"model": "smollm2-135m", field: "word " * 9000})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+
+
+def test_a_prompt_far_past_the_context_is_refused_by_its_length(server: RunningServer) -> None:
+    """Though there are no tokens for some control characters, which stand for nothing."""
+    told = "which are at least"
+    assert told in server.chat("word " * 700_000).json()["error"]["message"]
+    assert told not in server.chat("\x04" * 700_000).text

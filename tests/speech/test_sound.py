@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import random
 import struct
+import sys
+import threading
 import wave
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -276,3 +281,76 @@ def test_a_stream_is_measured_and_loses_nothing(seconds: float) -> None:
     assert np.array_equal(np.concatenate(list(measured.blocks())), expected)
     known = open_sound(samples)
     assert measure_sound(known, 0.1) is known
+
+
+class _SoundFile:
+    """What soundfile gives: a header that can be read, and then an error."""
+
+    error: Exception = RuntimeError()
+    samplerate, channels, frames = RATE, 1, RATE
+
+    def __init__(self, _content: Any) -> None:
+        self._has_read = False
+
+    def __enter__(self) -> _SoundFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, count: int, **_: Any) -> np.ndarray:
+        if self._has_read:
+            raise self.error
+        self._has_read = True
+        return np.zeros((count // 100, 1), np.float32)
+
+
+@pytest.mark.parametrize("way", ["path", "bytes", "stream"])
+@pytest.mark.parametrize("kind", [RuntimeError, TypeError, AssertionError, SystemError, OSError, ValueError, KeyError])
+def test_damage_behind_a_header_is_an_input_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], way: str
+) -> None:
+    module = SimpleNamespace(SoundFile=_SoundFile, LibsndfileError=type("LibsndfileError", (RuntimeError,), {}))
+    monkeypatch.setitem(sys.modules, "soundfile", module)
+    monkeypatch.setattr(_SoundFile, "error", kind("lost sync"))
+    content = b"fLaC" + bytes(2000)
+    (tmp_path / "in.flac").write_bytes(content)
+    ways = {"path": tmp_path / "in.flac", "bytes": content, "stream": io.BytesIO(content)}
+    sound = open_sound(ways[way])
+    with pytest.raises(InputError, match=r"is not sound that can be read: .*lost sync"):
+        collect(sound)
+
+
+def test_damaged_sounds_are_refused_wherever_the_damage_is(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
+    rng = random.Random(5)
+    for form, subtype in (("FLAC", "PCM_16"), ("OGG", "VORBIS")):
+        whole = io.BytesIO()
+        soundfile.write(whole, play(440, 1, RATE), RATE, format=form, subtype=subtype)
+        for _ in range(200):
+            content = bytearray(whole.getvalue())
+            for _ in range(rng.choice((1, 5, 40))):
+                content[rng.randrange(100, len(content))] = rng.randrange(256)
+            try:
+                collect(open_sound(bytes(content)))
+            except InputError as error:
+                assert "the stream" in str(error)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["in.wav", "in.flac"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    failures: list[Exception] = []
+
+    def open_it() -> None:
+        try:
+            open_sound(tmp_path / name)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=open_it, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and isinstance(failures[0], InputError)
+    assert "is a pipe" in str(failures[0]) and "stream" in str(failures[0])

@@ -61,6 +61,31 @@ test("a search that never leaves greedy has no parting", () => {
   assert.equal(findParting(run), null);
 });
 
+test("the same text by beams has the same log-probability", () => {
+  const greedy = newRun(1, { prompt: "x" });
+  for (const one of [["A", -0.5], ["C", -1], ["!", -2]]) applyEvent(greedy, { ...token(1, one[0], { raw_logprob: one[1] }) });
+  const beams = newRun(2, { prompt: "x", num_beams: 2 });
+  const node = (parent, id, text, sum, raw) => ({ ...beam(parent, id, text, sum), raw_logprob: raw });
+  applyEvent(beams, { type: "beams", live: [node(null, 1, "A", -0.4, -0.5), node(null, 2, "B", -0.9, -0.9)], ended: [] });
+  applyEvent(beams, { type: "beams", live: [node(0, 3, "C", -1.2, -1), node(1, 3, "C", -2, -1)], ended: [] });
+  applyEvent(beams, { type: "beams", live: [node(1, 4, "D", -2.5, -0.5)], ended: [node(0, 9, "!", -3, -2)] });
+  applyEvent(beams, { type: "end", text: "AC!", sequences: [{ text: "AC!", ids: [1, 3, 9], score: -1, beams: [0, 0, null] }] });
+  assert.deepEqual(totalLogprob(beams), { total: -3.5, num: 3 });
+  assert.deepEqual(totalLogprob(beams), totalLogprob(greedy));
+  const last = readTokens(beams).at(-1);
+  assert.ok(Math.abs(last.logprob + 1.8) < 1e-9 && last.top[0].p > 0);
+  assert.equal(findParting(beams), null); // greedy and the best end with the same token
+});
+
+test("greedy's text may end where the best goes on", () => {
+  const run = newRun(1, {});
+  applyEvent(run, { type: "beams", live: [beam(null, 1, "A", -0.5), beam(null, 2, "B", -0.9)], ended: [] });
+  applyEvent(run, { type: "beams", live: [beam(0, 3, "C", -1.6)], ended: [beam(0, 9, "!", -0.6)] });
+  assert.deepEqual(greedyPath(run), { path: [0], fellAt: null, end: beam(0, 9, "!", -0.6) });
+  const { step, greedy, best } = findParting(run);
+  assert.deepEqual([step, greedy.text, best.text], [1, "!", "C"]);
+});
+
 test("columns keep their order and a gap", () => {
   assert.deepEqual(spread([0, 0, 0], 10), [-10, 0, 10]);
   assert.deepEqual(spread([0, 100], 10), [0, 100]);

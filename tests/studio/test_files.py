@@ -145,3 +145,21 @@ def test_what_modules_work_out(tmp_path: Path) -> None:
     (tmp_path / "modules.mjs").write_text(script)
     done = subprocess.run(["node", "--test", "modules.mjs"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_whole_page_without_a_browser(server: RunningServer, tmp_path: Path) -> None:
+    """Names, focus, keys and tabs, in tests/studio/page.mjs, with this server's table of settings."""
+    parameters = server.get("/v1/parameters", headers={"authorization": "Bearer first-secret-key"}).text
+    script = Path(__file__).with_name("page.mjs").read_text()
+    for word, text in (
+        ("ASSETS", FOLDER.as_uri()),
+        ("HERE", Path(__file__).parent.as_uri()),
+        ("PARAMETERS", parameters),
+    ):
+        script = script.replace(word, text)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "page.mjs").write_text(script)
+    node = ["node", "--test", "--no-warnings", "page.mjs"]
+    done = subprocess.run(node, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -118,3 +118,24 @@ def test_without_a_gpu_it_says_so(
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert runner.main([]) == 0
     assert "no CUDA device" in capsys.readouterr().out
+
+
+def test_what_takes_the_whole_card_runs_after_the_others(
+    runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "others_are_done"
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_configure(config): config.addinivalue_line('markers', 'whole_card: alone')\n"
+    )
+    (tmp_path / "test_cards.py").write_text(
+        "import pathlib, time, pytest\n"
+        f"DONE = pathlib.Path({str(marker)!r})\n"
+        "@pytest.mark.whole_card\n"
+        "def test_whole(): assert DONE.exists()\n"
+        "def test_other():\n"
+        "    assert not DONE.exists()\n"
+        "    time.sleep(0.2)\n"
+        "    DONE.touch()\n"
+    )
+    assert runner.main([str(tmp_path / "test_cards.py"), "--jobs", "1"]) == 0
+    assert "2 passed" in capfd.readouterr().out

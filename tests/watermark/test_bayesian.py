@@ -98,6 +98,21 @@ def test_impossible_settings_are_refused(bad: dict[str, Any]) -> None:
         BayesianDetectorModel(BayesianDetectorConfig())
 
 
+def test_a_file_sets_no_attributes_but_its_settings(tmp_path: Path) -> None:
+    others = {"to_dict": 1, "hide_keys": [], "__class__": "x", "__dict__": {}, "model_type": "bayesian_detector"}
+    settings = {"watermarking_depth": 4, "base_rate": 0.25, "model_name": "m", **others}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    found = BayesianDetectorConfig.from_pretrained(tmp_path)
+    assert type(found) is BayesianDetectorConfig and callable(found.to_dict) and callable(found.hide_keys)
+    assert found.to_dict() == {**settings, "watermarking_config": None}  # as the file had it
+    for name in ("to_dict", "base_rte", "_others"):
+        with pytest.raises(SettingError, match=f"not '{name}'"):
+            BayesianDetectorConfig(**{name: 1})
+    for name, value in {"model_name": 3, "watermarking_config": [1], "watermarking_depth": True}.items():
+        with pytest.raises(SettingError, match=name):
+            BayesianDetectorConfig(**{name: value})
+
+
 def test_the_detector_reads_texts_as_the_reference_s() -> None:
     ours, theirs = make_pair()
     texts = write(CONFIG, 3, 40)

@@ -235,10 +235,11 @@ def test_padding_is_not_seen(config: Any) -> None:
 
 def test_every_row_may_have_its_own_mark() -> None:
     marks = [config.construct_processor(VOCAB, "cpu") for config in CONFIGS]
-    rows = RowWatermarks([marks[0], None, marks[2], marks[3], marks[0]])
+    of_rows = [marks[0], None, marks[2], marks[3], marks[0]]
+    rows = RowWatermarks.of(of_rows)
     ids, scores = make_ids(5, 6), make_scores(5)
     found = rows(ids, scores)
-    for row, mark in enumerate(rows.marks):
+    for row, mark in enumerate(of_rows):
         expected = scores[row] if mark is None else mark(ids[row : row + 1], scores[row : row + 1])[0]
         torch.testing.assert_close(found[row], expected)
     chosen = rows.select_rows(torch.tensor([3, 1]))

@@ -8,14 +8,17 @@ from typing import Any, NoReturn
 import torch
 
 from unspool.api.again import describe_call, keep_run, start_again
+from unspool.api.opening import read_config
 from unspool.api.prefix import Prefix, make_conversation
-from unspool.api.prompt import PROMPT_NAMES, as_ids, read_encoding, refuse_chat
+from unspool.api.prompt import OMITTED, PROMPT_NAMES, as_ids, read_encoding, refuse_chat
 from unspool.api.speaker import Piece, Speaker
 from unspool.api.starting import start
+from unspool.config.sampling import asks_for_draws
 from unspool.config.structures import STRUCTURES
 from unspool.decoding.loop import Emitted
 from unspool.decoding.run import Run
-from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.errors import ContextError, InputError, SettingError, UnsupportedError, name_row
+from unspool.grammar.generic_tools import GENERIC, is_silent
 from unspool.grammar.reading import find_readers
 from unspool.grammar.tools import CallFormat, make_settings, try_format
 from unspool.grammar.vocabulary import list_specials
@@ -23,6 +26,16 @@ from unspool.outputs import Generation, Stats, TokenLogprob, ToolCall
 from unspool.text import Detokenizer, StopText, Tokenizer
 
 FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constraints": True}
+
+_OWN_FUNCTIONS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+
+
+def _imply_draws(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, which draw if one of sampling is among them and nothing says whether to."""
+    config = read_config(settings.get("generation_config"))
+    stated = {} if config is None else {name: getattr(config, name) for name in config.explicit}
+    asked = {**stated, **settings}
+    return {**settings, "do_sample": True} if asks_for_draws(asked) else settings
 
 
 class Answer:
@@ -33,6 +46,8 @@ class Answer:
         self._calls = self._follow_tools(tools, settings.pop("tool_choice", None), settings, lm.tokenizer)
         skip_special = settings.pop("skip_special_tokens", True)
         self._lm = lm
+        if lm.model.info.features is None:  # a temperature of speech is tried where another one failed
+            settings = _imply_draws(settings)
         negative = settings.pop("negative_prompt", None)
         prefix: Prefix | None = settings.pop("prefix", None)
         if prefix is not None:
@@ -72,7 +87,19 @@ class Answer:
                 if again is not None:
                     return again
             arguments["attention_mask"] = torch.ones_like(ids)
-        run = start(lm, defaults=FRIENDLY_DEFAULTS, hides_padding=bool(rows), **arguments, **settings)
+        try:
+            run = start(
+                lm,
+                defaults=FRIENDLY_DEFAULTS,
+                hides_padding=bool(rows),
+                shows_rows_alone=any(settings.get(name) is not None for name in _OWN_FUNCTIONS),
+                **arguments,
+                **settings,
+            )
+        except ContextError as error:
+            if len(rows) < 2:
+                raise
+            raise name_row(error, max(range(len(rows)), key=lambda row: len(rows[row]))) from error
         keep_run(key, lm.model, run)
         return run
 
@@ -80,18 +107,19 @@ class Answer:
     def _follow_tools(
         tools: Any, choice: Any, settings: dict[str, Any], tokenizer: Tokenizer | None
     ) -> CallFormat | None:
-        """The format of tool calls, if the template has one; a `tool_choice` adds the setting that keeps to it."""
+        """The format of tool calls, if there are tools; a `tool_choice` adds the setting that keeps to it."""
         if tools is None or tokenizer is None:
             if choice is not None:
                 raise SettingError("`tool_choice` chooses among tools, and there are none; pass tools=[…]")
             return None
+        form = GENERIC if is_silent(tokenizer) else try_format(tokenizer, tools)
         if choice is None:
-            return try_format(tokenizer, tools)
-        for name, value in make_settings(tools, choice, tokenizer, list_specials(tokenizer)).items():
+            return form
+        for name, value in make_settings(tools, choice, tokenizer, list_specials(tokenizer), form=form).items():
             if any(settings.get(other) is not None for other in STRUCTURES):
                 raise SettingError("`tool_choice` describes the text, and so does another setting; give one of them")
             settings[name] = value
-        return try_format(tokenizer, tools)
+        return form
 
     def _follow_prefix(
         self, prefix: Prefix, prompt: Any, settings: dict[str, Any], chat: bool, tools: Any
@@ -101,7 +129,7 @@ class Answer:
             raise SettingError(f"`prefix` is what lm.prefix(…) returns, not a {type(prefix).__name__}")
         if settings.get("past_key_values") is not None:
             raise SettingError("`prefix` and past_key_values are two beginnings; give one of them")
-        if prompt is None or isinstance(prompt, Mapping):
+        if prompt is None or prompt is OMITTED or isinstance(prompt, Mapping):
             raise SettingError(
                 "what follows a `prefix` is text, messages or a list of token ids; give one as the prompt"
             )
@@ -119,8 +147,13 @@ class Answer:
         """The prompt's rows, if it was given as rows, and the arguments that replace it."""
         given = {name: settings.pop(name) for name in PROMPT_NAMES if name in settings}
         given = {name: value for name, value in given.items() if value is not None}
-        if prompt is None:
+        if prompt is None or prompt is OMITTED:
             refuse_chat(chat, tools)
+            if prompt is None and not given.keys() - {"attention_mask"}:
+                raise InputError(
+                    "the prompt is None; give a text, messages or token ids, or leave it out to begin with the token "
+                    "that begins texts"
+                )
             return [], given
         if isinstance(prompt, torch.Tensor) and prompt.dim() in (1, 2):
             prompt = {"input_ids": prompt if prompt.dim() == 2 else prompt[None]}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from unspool.api.core import as_model, find_object
 from unspool.config import GenerationConfig
@@ -18,6 +21,7 @@ from unspool.models.adapters import (
     adapt_half,
     find_adapter,
     find_owner,
+    find_preparing_hook,
     find_twin,
     keeps_states,
 )
@@ -25,10 +29,27 @@ from unspool.models.native import NativeModel
 from unspool.plan import Origin
 from unspool.plan.drafting import Relation
 from unspool.protocols import Model
+from unspool.registry import resolve
 
 MOST_UNKNOWN = 0.05  # of a tokenizer's tokens that its model may lack: some are added after training
 _ASKED = ("encode", "get_vocab", "all_special_ids", "convert_ids_to_tokens", "convert_tokens_to_string")
 _FOLLOWED = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
+
+_named: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # draft models by name, kept with their model
+
+
+def load_named(assistant: Any, model: Model) -> Any:
+    """A draft model that was given by its name or path, loaded beside the model once; any other as it is."""
+    if not isinstance(assistant, str | PathLike):
+        return assistant
+    known = _named.setdefault(model, {})
+    name = os.fsdecode(assistant)
+    if name not in known:
+        load = resolve("unspool.api.language_model:load")
+        known.clear()  # one is kept: another name takes its place
+        known[name] = load(assistant, device=model.device)
+    return known[name]
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,7 @@ def find_drafting(assistant: Any, model: Model) -> Model:
     cache if ours can't serve it. A decoder alone that can read an encoder's states, as distilled Whispers are loaded,
     reads those of the model's encoder.
     """
+    assistant = load_named(assistant, model)
     theirs = find_object(assistant)
     if theirs is None:
         return as_model(assistant)
@@ -66,13 +88,14 @@ def find_drafting(assistant: Any, model: Model) -> Model:
     found: Model | None = None
     if isinstance(model, NativeModel) or keeps_states(theirs):
         found = find_twin(theirs)[0]
-    if found is None and find_adapter(theirs) is None:
+    if found is None and (find_adapter(theirs) is None or find_preparing_hook(theirs) is not None):
         found = TextModel.open(theirs)
     return as_model(assistant) if found is None else found
 
 
 def read_assistant(assistant: Any, model: Model, tokenizer: Any, assistant_tokenizer: Any = None) -> Assistant:
     """The draft model, with both vocabularies if they differ; raises if that is unknown or the model can't be used."""
+    assistant = load_named(assistant, model)
     core, theirs = find_drafting(assistant, model), find_object(assistant)
     owner = None if theirs is None else find_owner(theirs)
     if core.device != model.device:

@@ -7,6 +7,7 @@ from typing import Any
 from unspool.api.calls import generate
 from unspool.errors import SettingError
 from unspool.models.adapters import (
+    KEPT,
     drop_twin,
     ends_itself,
     find_mixin,
@@ -15,8 +16,6 @@ from unspool.models.adapters import (
     prepare_twin,
     set_native,
 )
-
-_KEPT = "_unspool_kept"  # attribute of transformers' mixin that holds its own generate while ours is attached
 
 _FOLLOWS = "_unspool_follows"  # attribute of a class's __copy__ that knows of attached objects
 
@@ -29,8 +28,8 @@ def attach(model: Any = None, *, native: bool = True) -> Any:
     """
     if model is None:
         mixin = find_mixin()
-        if _KEPT not in mixin.__dict__:
-            setattr(mixin, _KEPT, mixin.generate)
+        if KEPT not in mixin.__dict__:
+            setattr(mixin, KEPT, mixin.generate)
             mixin.generate = _generate
         return None
     _check(model, "attach")
@@ -45,9 +44,9 @@ def detach(model: Any = None) -> Any:
     """Undo `attach`: the model, or all of transformers, has its own `generate` again."""
     if model is None:
         mixin = find_mixin()
-        if _KEPT in mixin.__dict__:
-            mixin.generate = getattr(mixin, _KEPT)
-            delattr(mixin, _KEPT)
+        if KEPT in mixin.__dict__:
+            mixin.generate = getattr(mixin, KEPT)
+            delattr(mixin, KEPT)
         return None
     _check(model, "detach")
     model.__dict__.pop("generate", None)
@@ -109,5 +108,5 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     """unspool.generate as a method; a model whose decoding loop or end is its own keeps transformers' generate()."""
     if has_own_loop(self) or ends_itself(self):
         mixin = find_mixin()
-        return getattr(mixin, _KEPT, mixin.generate)(self, *args, **kwargs)
+        return getattr(mixin, KEPT, mixin.generate)(self, *args, **kwargs)
     return generate(self, *args, **kwargs)

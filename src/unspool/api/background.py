@@ -6,6 +6,8 @@ import threading
 from collections.abc import Generator
 from typing import Generic, TypeVar
 
+from unspool.forks import make_lock
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ class ThreadedSteps(Generic[T]):
 
     def __init__(self, items: Generator[T, None, None]) -> None:
         self._items = items
-        self._lock = threading.Lock()  # held by the step that runs
+        self._lock = make_lock(self, "_lock")  # held by the step that runs
         self._closing = threading.Event()
 
     def step(self) -> T | None:

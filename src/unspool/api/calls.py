@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.api.core import find_object
+from unspool.api.core import find_object, is_wrapped_by_peft
 from unspool.api.opening import find_speech, read_config
 from unspool.api.recipes import run_recipe
 from unspool.api.speech import generate_speech
@@ -23,9 +23,11 @@ from unspool.errors import SettingError
 from unspool.models.adapters import (
     ColumnModel,
     dress_output,
+    find_deciding_hook,
     find_preparing,
     prepare_with,
     run_own_loop,
+    run_their_loop,
     wants_own_loop,
 )
 from unspool.outputs import GenerateOutput
@@ -77,7 +79,19 @@ def generate(
         answer = run_recipe(recipe, generate, start, model, inputs, generation_config, usual, kwargs)
         return answer
     given |= {"synced_gpus": synced_gpus, "use_model_defaults": use_model_defaults}
-    theirs, speech = find_object(model), find_speech(model)
+    if is_wrapped_by_peft(model):  # whose own generate() puts what was trained before or into the common one's passes
+        whole = given | {"generation_config": generation_config, "streamer": streamer}
+        settings = {name: value for name, value in whole.items() if value is not None} | kwargs
+        first = [] if inputs is None else [inputs]
+        answer = prepare_with(type(model).generate, model, generate, *first, **settings)
+        return answer
+    theirs = find_object(model)
+    hook = None if theirs is None or find_preparing(theirs) is not None else find_deciding_hook(theirs)
+    if hook is not None:
+        given |= {"generation_config": generation_config, "streamer": streamer}
+        answer = run_their_loop(theirs, hook, inputs, given, kwargs)
+        return answer
+    speech = find_speech(model)
     preparing = None if theirs is None or speech is not None else find_preparing(theirs)
     if preparing is not None or (theirs is not None and wants_own_loop(theirs, generation_config, kwargs)):
         given |= {"generation_config": generation_config, "streamer": streamer}
@@ -89,7 +103,7 @@ def generate(
         answer = prepare_with(preparing, theirs, generate, *first, **settings)
         return answer
     if speech is not None:
-        arguments = {**given, "generation_config": read_config(generation_config), **kwargs}
+        arguments = {**given, "generation_config": read_config(generation_config, model), **kwargs}
         if inputs is not None:
             arguments["input_features"] = inputs
         use, finish = partial(_use, streamer), partial(_finish, model)

@@ -8,6 +8,7 @@ import copy
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from numbers import Integral
 from operator import countOf
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,17 +17,22 @@ import torch
 from unspool.api.answer import Answer
 from unspool.api.background import ThreadedSteps
 from unspool.api.calls import feed
+from unspool.api.opening import read_config
 from unspool.api.prefix import Prefix, load_prefix, read_prefix
-from unspool.api.prompt import refuse_chat
+from unspool.api.prompt import OMITTED, refuse_chat
+from unspool.api.rows_apart import join_rows, part_rows, stream_rows
 from unspool.api.speaker import Piece
 from unspool.api.speech import needs_windows
 from unspool.api.transcribe import Progress, Transcriber, generate_windows, open_sounds, split_options, transcribe
-from unspool.callbacks import check_callback
+from unspool.callbacks import check_callback, check_streamer
 from unspool.config import GenerationConfig
 from unspool.config.values import MOST_ROWS
-from unspool.errors import InputError, SettingError
+from unspool.errors import InputError, SettingError, name_row
+from unspool.grammar.generic_tools import is_silent, write_tools
+from unspool.kernels.presence import refuse_forked
 from unspool.loading.catalogue import DEFAULT_MODEL
 from unspool.loading.model import LoadedParts, load_parts
+from unspool.models.counting import describe_weights
 from unspool.outputs import Generation
 from unspool.speech.results import Segment
 from unspool.text import Tokenizer
@@ -54,7 +60,7 @@ class LanguageModel:
 
     @generation_config.setter
     def generation_config(self, config: GenerationConfig) -> None:
-        self.model.generation_config = config
+        self.model.generation_config = read_config(config)
 
     @property
     def device(self) -> torch.device:
@@ -62,7 +68,7 @@ class LanguageModel:
         return self.model.device
 
     def __repr__(self) -> str:
-        return f"LanguageModel({self.name!r}, {self.model.info.family}, {self.model.dtype}, {self.device})"
+        return f"LanguageModel({self.name!r}, {self.model.info.family}, {describe_weights(self.model)}, {self.device})"
 
     # --- copies and other processes ----------------------------------------------------------------------
     def __copy__(self) -> Self:
@@ -82,15 +88,27 @@ class LanguageModel:
         """A pickle (as for a spawned process) contains where to load the model from, and its settings."""
         return _restore, (type(self), self.model, self.tokenizer, self.name, self.source)
 
-    def start(self, prompt: Prompt = None, **settings: Any) -> Answer:
+    def start(self, prompt: Prompt = OMITTED, **settings: Any) -> Answer:
         """Check a call and prepare its answer: iterate `pieces()`, then ask for `result()`."""
+        refuse_forked(self.device)
         return Answer(self, prompt, settings)
 
     # --- text out ------------------------------------------------------------------------------------
-    def generate(self, prompt: Prompt = None, *, streamer: Any = None, **settings: Any) -> Generation:
+    def generate(self, prompt: Prompt = OMITTED, *, streamer: Any = None, **settings: Any) -> Generation:
         """Continue prompts and return their texts; by default at most 256 new tokens."""
+        check_streamer(streamer)
         if self.model.info.features is not None and needs_windows(self.model, prompt, settings):
             return generate_windows(self, prompt, settings, streamer)
+        parts = part_rows(prompt, settings)
+        if parts is not None:
+            if streamer is not None:
+                raise SettingError(
+                    "a streamer takes one token of each row a step, and these rows are calls of their own"
+                )
+            begun = [self.start(part.prompts, **part.settings) for part in parts]  # all are checked first
+            for each in begun:
+                each.run_through()
+            return join_rows(parts, [each.result() for each in begun])
         answer = self.start(prompt, **settings)
         if streamer is not None:
             feed(streamer, answer.run)
@@ -99,8 +117,11 @@ class LanguageModel:
             answer.run_through()
         return answer.result()
 
-    def stream(self, prompt: Prompt = None, **settings: Any) -> Generator[Piece, None, None]:
+    def stream(self, prompt: Prompt = OMITTED, **settings: Any) -> Generator[Piece, None, None]:
         """The text as it is written; the pieces of a batch's rows come interleaved (`piece.row` is the row)."""
+        parts = part_rows(prompt, settings)
+        if parts is not None:
+            return stream_rows(parts, self.stream)
         answer = self.start(prompt, **settings)
         if answer.run.parts.settings.return_beam_trace:
             raise SettingError(
@@ -109,7 +130,7 @@ class LanguageModel:
             )
         return answer.pieces()
 
-    async def astream(self, prompt: Prompt = None, **settings: Any) -> AsyncIterator[Piece]:
+    async def astream(self, prompt: Prompt = OMITTED, **settings: Any) -> AsyncIterator[Piece]:
         """`stream` for asynchronous programs: the work runs in a thread, and stops when the iterator is closed."""
         steps = ThreadedSteps(self.stream(prompt, **settings))
         loop, step = asyncio.get_running_loop(), None
@@ -126,7 +147,7 @@ class LanguageModel:
             if step is not None and not step.done():
                 await asyncio.wait([step])  # the work has stopped when closing returns
 
-    def trace(self, prompt: Prompt = None, **settings: Any) -> Generator[dict[str, Any], None, None]:
+    def trace(self, prompt: Prompt = OMITTED, **settings: Any) -> Generator[dict[str, Any], None, None]:
         """What decoding one prompt does, as events (dicts of plain values): docs/trace.md describes them.
 
         The tokens are those of `generate` with the same settings. `prefix_ids` are tokens that count as written
@@ -176,6 +197,8 @@ class LanguageModel:
 
     def load_prefix(self, path: str | Path) -> Prefix:
         """Read a prefix that `Prefix.save` wrote with this model."""
+        if not isinstance(path, str | PathLike):
+            raise InputError(f"a prefix is read from a file: give its path, not a {type(path).__name__}")
         return load_prefix(self, path)
 
     # --- prompts in ------------------------------------------------------------------------------------
@@ -193,7 +216,15 @@ class LanguageModel:
             return [self._encode_row(prompt, chat, tools)]
         if len(prompt) > MOST_ROWS:
             raise InputError(f"{len(prompt)} prompts in one call; at most {MOST_ROWS} are taken")
-        return [self._encode_row(item, chat, tools) for item in prompt]
+        rows = []
+        for item in prompt:
+            try:
+                rows.append(self._encode_row(item, chat, tools))
+            except InputError as error:
+                if len(prompt) > 1:
+                    raise name_row(error, len(rows)) from error
+                raise
+        return rows
 
     def _encode_row(self, prompt: Prompt, chat: bool, tools: Any) -> list[int]:
         """Token ids of one text, one chat, or one row of ids."""
@@ -227,6 +258,8 @@ class LanguageModel:
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         tokenizer = self._require_tokenizer("a chat")
+        if tools and is_silent(tokenizer) and all(isinstance(one, Mapping) for one in tools):
+            messages, tools = write_tools(messages, tools), None  # the template would leave them out
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools, return_dict=False))
 
     def _require_tokenizer(self, what: str) -> Tokenizer:

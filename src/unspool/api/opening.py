@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from unspool.api.core import as_model, find_object
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.speech import SPEECH_FIELDS
 from unspool.decoding.inputs import Inputs
 from unspool.errors import SettingError
+from unspool.kernels.presence import refuse_forked
 from unspool.models.adapters import (
     MODEL_INPUTS,
     ColumnModel,
@@ -18,12 +22,14 @@ from unspool.models.adapters import (
     find_settings,
     fold_settings,
     list_inputs,
+    list_unread,
     open_call,
     prepare_call,
     read_settings,
     runs_own_generate,
 )
 from unspool.plan import Origin, merge
+from unspool.plan.origins import refuse_unread
 from unspool.protocols import Model
 
 INPUT_NAMES = (
@@ -32,6 +38,8 @@ INPUT_NAMES = (
     "negative_prompt_attention_mask",
     "assistant_encoder_outputs",
 )
+
+_GIVEN = "the generation_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +67,20 @@ def open_model(
     native: bool | None,
 ) -> OpenedCall:
     """Read the inputs out of `kwargs`, merge what is left of them with the settings, and open the model."""
-    theirs, config = find_object(model), read_config(generation_config)
+    theirs, config = find_object(model), read_config(generation_config, model)
     given = Inputs(**{name: kwargs.pop(name) for name in INPUT_NAMES if name in kwargs})
     if inputs is not None and given.input_ids is not None:
         raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
     extra = {} if theirs is None else _take_extra(theirs, kwargs, given)
     own = as_model(model) if theirs is None else None
-    model_config = read_settings(theirs) if own is None else getattr(own, "generation_config", None)
+    model_config = read_settings(theirs if own is None else own)
     model_config = None if use_model_defaults is False else model_config
-    if theirs is not None and config is not None and config is not generation_config:
-        model_config, config = fold_settings(model_config, config), None
+    if config is not None and config is not generation_config:  # of transformers
+        model_config, config = fold_settings(model_config, config, keeps_length=bool(defaults) or theirs is None)
     settings, origins = merge(model_config, config, kwargs, defaults)
+    device = getattr(theirs if own is None else own, "device", None)
+    if isinstance(device, torch.device):
+        refuse_forked(device)
     if own is None:
         extra |= {"past_key_values": past_key_values, "native": native}
         core, assistant, cache = _open_object(theirs, inputs, given, extra, settings, assistant_model)
@@ -110,12 +121,35 @@ def _open_object(
     return core, assistant, core.given_cache
 
 
-def read_config(config: Any) -> GenerationConfig | None:
-    """The caller's settings: ours, or transformers' converted to ours."""
+def read_config(config: Any, model: Any = None) -> GenerationConfig | None:
+    """The caller's settings: ours, or transformers' converted to ours. Names that `model` would not read are refused,
+    unless its own settings have them too: files hold more than settings, and a caller may have copied one."""
     found = config if config is None or isinstance(config, GenerationConfig) else find_settings(config)
     if config is not None and found is None:
-        raise SettingError(f"generation_config must be a GenerationConfig, not a {type(config).__name__}")
+        raise SettingError(
+            f"generation_config must be a GenerationConfig, not a {type(config).__name__}; make one of its settings: "
+            "unspool.GenerationConfig(max_new_tokens=20)"
+        )
+    if model is None:
+        refuse_unread(_list_unread(config), _GIVEN)
+        return found
+    theirs = find_object(model)
+    own = getattr(as_model(model) if theirs is None else theirs, "generation_config", None)
+    known: Collection[str] = () if own is None else [name for name, value in vars(own).items() if value is not None]
+    refuse_unread([name for name in _list_unread(config) if name not in known], _GIVEN)
+    if own is not config:
+        refuse_unread(_list_unread(own, is_own=True), "the model's generation_config")
+    of_speech = [] if found is None else [name for name in SPEECH_FIELDS if name in found.explicit]
+    if of_speech and find_speech(model) is None:
+        known = known if theirs is None else list_inputs(theirs)
+        refuse_unread([name for name in of_speech if name not in known], _GIVEN)
     return found
+
+
+def _list_unread(config: Any, *, is_own: bool = False) -> list[str]:
+    if config is None:
+        return []
+    return config.unread if isinstance(config, GenerationConfig) else list_unread(config, is_own=is_own)
 
 
 def find_speech(model: Any) -> Model | None:

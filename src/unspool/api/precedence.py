@@ -15,7 +15,12 @@ _REPLACED = {"MaxTimeCriteria": "max_time", "StopStringCriteria": "stop_strings"
 
 
 def follow_criteria(
-    settings: GenerationConfig, origins: dict[str, Origin], criteria: Sequence[Any], prompts: Prompts
+    settings: GenerationConfig,
+    origins: dict[str, Origin],
+    criteria: Sequence[Any],
+    prompts: Prompts,
+    *,
+    counts_rows_alone: bool = False,
 ) -> None:
     """Let a caller's criterion count in place of the setting that makes one of its kind, as in transformers.
 
@@ -28,9 +33,11 @@ def follow_criteria(
         for one in listed
         if is_theirs(one, "MaxLengthCriteria") or (isinstance(one, MaxLengthCriteria) and not is_set)
     ]
-    if limits and min(limits) > prompts.width:  # otherwise it ends the first step
+    # Where criteria count each row alone, the last column is that in which the shortest row ends.
+    shift = max(0, prompts.width - min(prompts.lengths)) if counts_rows_alone else 0
+    if limits and min(limits) + shift > prompts.width:  # otherwise it ends the first step
         # A length counts embeddings that stand for tokens; a criterion sees the tokens alone.
-        settings.max_length, settings.max_new_tokens = min(limits) + prompts.num_hidden, None
+        settings.max_length, settings.max_new_tokens = min(limits) + shift + prompts.num_hidden, None
         origins["max_length"], origins["max_new_tokens"] = "call", "default"
     for kind, name in _REPLACED.items():
         if any(is_theirs(one, kind) for one in listed):

@@ -149,7 +149,8 @@ def read_prefix(lm: Speaker, prompt: Any, *, chat: bool, tools: Any, settings: M
             raise InputError(f"a prefix is one beginning, and {len(rows)} were given; make one for each")
         ids = rows[0]
     info = lm.model.info
-    if info.max_context is not None and len(ids) >= info.max_context and not find_kind(kind).is_endless:
+    is_bounded = info.ends_at_context and not find_kind(kind).is_endless
+    if is_bounded and info.max_context is not None and len(ids) >= info.max_context:
         raise ContextError(f"the prefix has {len(ids)} tokens and the model's context ends at {info.max_context}")
     if min(ids, default=0) < 0 or max(ids, default=0) >= info.vocab_size:
         raise InputError(

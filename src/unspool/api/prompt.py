@@ -5,12 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from unspool.errors import InputError, SettingError
+
+OMITTED: Final = object()
+"""A prompt that was left out, as None is not: a variable may be None by mistake."""
 
 PROMPT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "input_features")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unspool.api.core import Holder, as_model, find_object
-from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config import PARAMETERS, GenerationConfig, keep_unknown
 from unspool.decoding.prompts import mark_columns
 from unspool.decoding.run import Run
 from unspool.errors import SettingError
@@ -94,7 +94,7 @@ def _merge(model: Any, config: Any, settings: dict[str, Any]) -> GenerationConfi
     if values.get("max_new_tokens") is None and values.get("max_length") is None:
         values["max_new_tokens"] = 20
     values.setdefault("max_length", None)
-    return GenerationConfig(**values)
+    return GenerationConfig(**keep_unknown(values))  # a recipe may read names that nothing else does
 
 
 def _lay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

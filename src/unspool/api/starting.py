@@ -14,6 +14,7 @@ from unspool.api.opening import OpenedCall, find_speech, open_model, read_config
 from unspool.api.precedence import follow_criteria
 from unspool.api.speech import prepare_window
 from unspool.cache import Cache
+from unspool.callbacks import check_tokenizer
 from unspool.config import GenerationConfig
 from unspool.config.pairs import check_methods
 from unspool.decoding.inputs import check_counted, read_prompts
@@ -54,6 +55,7 @@ def start(
     use_model_defaults: bool | None = None,
     defaults: Mapping[str, Any] | None = None,
     hides_padding: bool = False,
+    shows_rows_alone: bool = False,
     beams: str | None = None,
     owns_cache: bool = False,
     observer: CallObserver | None = None,
@@ -67,10 +69,12 @@ def start(
     from: token healing's one step, and a language that is found from the sound.
 
     `hides_padding` shows the processors what is padding, so that no row depends on the length of the others; the
-    reference counts padding as tokens. With `beams="all"` every step reports the whole table of beams. `owns_cache`
-    means that past_key_values is not read after the call, so that rows may leave it. An `observer` is shown what
-    happens in the call. `prefix_ids` are tokens that count as written after the one prompt. A transformers object runs
-    natively on its own parameters if its architecture has a native model; `native=False` prevents it.
+    reference counts padding as tokens. With `shows_rows_alone` the caller's own functions see each prompt's rows by
+    themselves, without padding; the reference's see the whole batch. With `beams="all"` every step reports the whole
+    table of beams. `owns_cache` means that past_key_values is not read after the call, so that rows may leave it. An
+    `observer` is shown what happens in the call. `prefix_ids` are tokens that count as written after the one prompt. A
+    transformers object runs natively on its own parameters if its architecture has a native model; `native=False`
+    prevents it.
     """
     if beams not in (None, "all"):
         raise SettingError(f"beams={beams!r} is not known; beams='all' streams the whole table of beams")
@@ -98,13 +102,14 @@ def start(
         logits_processor = prepare_window(
             speech,
             kwargs,
-            read_config(generation_config),
+            read_config(generation_config, model),
             logits_processor,
             use_model_defaults=use_model_defaults,
             defaults=defaults,
             assistant_model=assistant_model,
             start=again,
         )
+    check_tokenizer(tokenizer)
     hooks = Hooks(
         _as_processors(logits_processor),
         [] if stopping_criteria is None else list(as_criteria_list(stopping_criteria)),
@@ -114,6 +119,7 @@ def start(
         owns_cache=owns_cache,
         keeps_padding=find_object(model) is not None,
         observer=observer,
+        sees_rows_alone=shows_rows_alone,
     )
     opened = open_model(
         model,
@@ -145,7 +151,7 @@ def _prepare(
     hooks.cache = _read_cache(opened, prompts)
     prepared = opened.given.prepared
     shape = replace(_shape(prompts, hooks.cache), end=None if prepared is None else prepared.end)
-    follow_criteria(opened.settings, opened.origins, hooks.criteria, prompts)
+    follow_criteria(opened.settings, opened.origins, hooks.criteria, prompts, counts_rows_alone=hooks.sees_rows_alone)
     plan = _settle(opened, shape, assistant)
     prompts = read_source(prompts, opened.given, assistant, opened.model)
     if hooks.cache is not None:
@@ -265,6 +271,9 @@ def _as_processors(given: Any) -> list[Any]:
         return []
     processors = list(given) if isinstance(given, list | tuple) else [given]
     for processor in processors:
+        if isinstance(processor, type):
+            name = processor.__name__
+            raise SettingError(f"`logits_processor` holds the class {name}; give an object of it: {name}(…)")
         if not callable(processor):
             raise SettingError(
                 f"`logits_processor` holds a {type(processor).__name__}, which can't be called. A processor is "

@@ -13,6 +13,7 @@ import numpy as np
 
 from unspool.api.assistant import find_drafting
 from unspool.api.calls import generate
+from unspool.api.opening import read_config
 from unspool.api.speech import merge_speech
 from unspool.api.starting import start
 from unspool.callbacks import check_callback
@@ -90,7 +91,7 @@ class Transcriber:
         self._tokenizer = self.lm.tokenizer
         self._shape: FeatureShape = core.info.features
         self._check()
-        settings = merge_speech(core, self.options.generation_config, self.settings)
+        settings = merge_speech(core, read_config(self.options.generation_config, self.lm), self.settings)
         if find_structure(settings) is not None:  # it describes the text of one window, so a length must be known
             longest = self._shape.frames / FRAMES_PER_SECOND
             self.sounds = [measure_sound(sound, longest) for sound in self.sounds]
@@ -292,7 +293,9 @@ def generate_windows(lm: Any, prompt: Any, settings: Mapping[str, Any], streamer
     began = time.perf_counter()
     made: Any = generate(lm, **given, **{**settings, "return_segments": True})
     rows = [[int(token) for one in row for token in one["tokens"]] for row in made["segments"]]
-    first = read_markers(merge_speech(lm.model, settings.get("generation_config"), settings), lm.model.info)
+    first = read_markers(
+        merge_speech(lm.model, read_config(settings.get("generation_config")), settings), lm.model.info
+    )
     limit = first.require_timestamps()
     stats = Stats(new_tokens=sum(map(len, rows)), total_seconds=time.perf_counter() - began)
     return Generation(

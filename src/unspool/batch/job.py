@@ -9,7 +9,7 @@ from typing import Any
 
 from unspool.api import LanguageModel
 from unspool.batch.answers import Answers, follow, write_failure
-from unspool.batch.ledger import Ledger, Progress, Share, describe_job
+from unspool.batch.ledger import Ledger, Progress, Share, describe_job, describe_model
 from unspool.batch.lines import BadLineError, Line
 from unspool.batch.output import JobOutput, dump_line
 from unspool.batch.sources import Source
@@ -43,8 +43,10 @@ class Job:
         output.refuse_input(source.path)
         self._ledger = Ledger(output, max_errors)
         self._finished: queue.SimpleQueue[tuple[Line, Work]] = queue.SimpleQueue()
-        job = describe_job(source, name, settings or {}, seed, self._share)
-        self.is_resumed = self._ledger.open(job, source.count(self._share.has), restarts=restarts)
+        job = describe_job(
+            source, name, settings or {}, seed, self._share, model=describe_model(lm), any_model=any_model
+        )
+        self.is_resumed = self._ledger.open(job, source.total(self._share), source.bound(), restarts=restarts)
 
     @property
     def progress(self) -> Progress:
@@ -75,7 +77,9 @@ class Job:
     def _list_rows(self) -> Iterator[tuple[int, Line | BadLineError]]:
         for number, row in self._source.rows(self._share.limit):
             if self._share.has(number) and number not in self._ledger:
+                self._source.refuse_changes()
                 yield number, row
+        self._source.refuse_changes()
 
     def _begin(self, number: int, row: Line | BadLineError) -> bool:
         """Submit a row; whether it is at work now."""

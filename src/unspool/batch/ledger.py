@@ -6,8 +6,9 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from unspool.api import LanguageModel
 from unspool.batch.output import JobOutput
 from unspool.batch.sources import Source
 from unspool.errors import SettingError, UnspoolError
@@ -62,15 +63,45 @@ class Share:
         """Whether a row is of this share."""
         return number % self.count == self.index % self.count and (self.limit is None or number <= self.limit)
 
+    def count_to(self, last: int) -> int:
+        """How many of the rows from 1 to `last` are of this share."""
+        last = last if self.limit is None else min(last, self.limit)
+        return max(0, (last - self.index) // self.count + 1)
 
-def describe_job(source: Source, name: str, settings: Mapping[str, Any], seed: int, share: Share) -> dict[str, Any]:
-    """What the answers of a job depend on, and which rows there are."""
+
+_NO_FILES: Final = dict.fromkeys(("weights", "device", "dtype", "quantize", "native", "defaults"))
+
+
+def describe_model(lm: LanguageModel) -> dict[str, Any]:
+    """What the answers of a model depend on; a model that was not loaded from files is known by its sample."""
+    model = lm.model
+    origin: Any = getattr(model, "origin", None)
+    if origin is None:
+        return {**_NO_FILES, "weights": getattr(model, "fingerprint", None)}
+    found: dict[str, Any] = origin.describe(model.device, model.dtype, lm.generation_config)
+    return found
+
+
+def describe_job(
+    source: Source,
+    name: str,
+    settings: Mapping[str, Any],
+    seed: int,
+    share: Share,
+    *,
+    model: Mapping[str, Any] | None = None,
+    any_model: bool = False,
+) -> dict[str, Any]:
+    """What the answers of a job depend on, and which rows there are; `model` is what `describe_model` says."""
     return {
         "input": source.fingerprint(),
+        "columns": source.names,
         "model": name,
         "seed": seed,
         "settings": {name: repr(value) for name, value in sorted(settings.items())},
         "share": f"{share.index}/{share.count}",
+        "any_model": any_model,
+        **(model or _NO_FILES),
     }
 
 
@@ -83,9 +114,9 @@ class Ledger:
         self._output, self._max_errors = output, max_errors
         self.progress = Progress(0)
 
-    def open(self, job: dict[str, Any], total: int, *, restarts: bool = False) -> bool:
-        """Begin a job of `total` rows, or go on with it; whether something was there."""
-        is_resumed = self._output.open(job, restarts=restarts)
+    def open(self, job: dict[str, Any], total: int, last: int, *, restarts: bool = False) -> bool:
+        """Begin a job of `total` rows, numbered up to `last`, or go on with it; whether something was there."""
+        is_resumed = self._output.open(job, last=last, restarts=restarts)
         done = self._output.done.count
         self.progress = Progress(total, done, self._output.errors.count, num_before=done)
         return is_resumed

@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from unspool.errors import InputError, SettingError, excerpt
+from unspool.errors import InputError, LoadError, ResourceError, SettingError, excerpt
+from unspool.loading.locks import FileLock
+from unspool.small_files import MAX_SETTINGS_BYTES, parse_json_object, read_bytes
 
 _SYNC_SECONDS: Final = 1.0
-_CHUNK: Final = 1 << 20
+_MOST_ROWS: Final = 1 << 32  # of a file that nobody has counted
+_LONGEST_LINE: Final = 1 << 30  # bytes of an answer that is read again
+_DIGESTS: Final = {"input": "an input", "weights": "model files"}  # what a digest in a note is of
 
 
 class Done:
@@ -55,14 +60,14 @@ class Appended:
         self._file: IO[bytes] | None = None
         self._synced = time.monotonic()
 
-    def resume(self, done: Done) -> None:
-        """Note the rows of lines that were written before, and cut off one that is not whole."""
+    def resume(self, done: Done, last: int) -> None:
+        """Note the rows, up to the `last`, of lines that were written before, and cut off one that is not whole."""
         if not self.path.exists():
             return
         whole = 0
         with self.path.open("rb") as file:
-            for line in file:
-                number = _read_number(line)
+            while line := file.readline(_LONGEST_LINE):
+                number = _read_number(line, last)
                 if not line.endswith(b"\n") or number is None:
                     if file.read(1):
                         raise InputError(
@@ -117,13 +122,14 @@ def dump_line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode() + b"\n"
 
 
-def _read_number(line: bytes) -> int | None:
+def _read_number(line: bytes, last: int) -> int | None:
+    """The number of a line's row; None for a line that answers no row of the file."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     number = value.get("line") if isinstance(value, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 1 << 40 else None
+    return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number <= last else None
 
 
 class Note:
@@ -144,18 +150,30 @@ class Note:
     def compare(self, job: dict[str, Any]) -> None:
         """Raise if the job that was begun is another one."""
         try:
-            before = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            before = parse_json_object(read_bytes(self.path, MAX_SETTINGS_BYTES), str(self.path))
+        except LoadError as error:
             raise InputError(f"{self.path} is damaged: {error}; begin again with --restart") from error
-        now = json.loads(json.dumps(job))
-        for name in sorted({*before, *now}) if isinstance(before, dict) else ["it"]:
-            then = before.get(name) if isinstance(before, dict) else before
-            if then != now.get(name):
-                raise SettingError(
-                    f"{self._output} was begun with {name} {excerpt(then)}, and now it is {excerpt(now.get(name))}: "
-                    "answers would not belong together. Use what it was begun with, name another output, or use "
-                    "--restart"
-                )
+        found = list(_list_differences(before, json.loads(json.dumps(job))))
+        if found:
+            raise SettingError(
+                f"{self._output} was begun with {'; and with '.join(found)}: answers would not belong together. "
+                "Use what it was begun with, name another output, or use --restart"
+            )
+
+
+def _list_differences(before: dict[str, Any], now: dict[str, Any], within: str = "") -> Iterator[str]:
+    """What two jobs differ in, each with what it was and what it is."""
+    for name in sorted({*before, *now}):
+        then, given = before.get(name), now.get(name)
+        if then == given:
+            continue
+        if isinstance(then, dict) and isinstance(given, dict):
+            yield from _list_differences(then, given, f"{name}: ")
+        elif name in _DIGESTS and then is not None and given is not None:
+            yield f"{_DIGESTS[name]} of another content ({excerpt(then, 12)}, and now it is {excerpt(given, 12)})"
+        else:
+            was = "nothing said" if name not in before else excerpt(then)
+            yield f"{within}{name} {was}, and now it is {'not given' if name not in now else excerpt(given)}"
 
 
 class JobOutput:
@@ -166,6 +184,8 @@ class JobOutput:
         self.answers = Appended(self.path)
         self.errors = Appended(self.path.with_name(f"{self.path.name}.errors"))
         self._note = Note(self.path.with_name(f"{self.path.name}.job"), self.path)
+        whole = self.path.resolve()  # a link is the same output
+        self._lock = FileLock(whole.with_name(f".{whole.name}.lock"))
         self.done = Done()
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise SettingError(f"{path} can't be an output: it is a folder, or its folder is not there")
@@ -176,8 +196,19 @@ class JobOutput:
             if path.exists() and path.samefile(source):
                 raise SettingError(f"{path} is the file that is read, and would be written over; name another output")
 
-    def open(self, job: dict[str, Any], *, restarts: bool = False) -> bool:
-        """Begin, or go on with what was begun; whether there was something. Raises if that was another job."""
+    def open(self, job: dict[str, Any], *, last: int = _MOST_ROWS, restarts: bool = False) -> bool:
+        """Begin, or go on with what was begun; whether there was something. Raises if that was another job.
+
+        No other run writes until this one is closed; rows of answers are numbered up to the `last`.
+        """
+        take_output(self._lock, self.path)
+        try:
+            return self._open(job, last, restarts=restarts)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, job: dict[str, Any], last: int, *, restarts: bool) -> bool:
         if restarts:
             for path in (self.answers.path, self.errors.path, self._note.path):
                 path.unlink(missing_ok=True)
@@ -187,11 +218,32 @@ class JobOutput:
             self._note.write(job)
             return False
         self._note.compare(job)
-        self.answers.resume(self.done)
-        self.errors.resume(self.done)
+        self.answers.resume(self.done, last)
+        self.errors.resume(self.done, last)
         return True
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether other runs are kept out: some network file systems have no locks."""
+        return self._lock.is_kept
+
     def close(self) -> None:
-        """Sync and close both files."""
-        self.answers.close()
-        self.errors.close()
+        """Sync and close both files, and let another run have them."""
+        try:
+            self.answers.close()
+            self.errors.close()
+        finally:
+            self._lock.release()
+
+
+def take_output(lock: FileLock, output: Path) -> None:
+    """Take the lock of an output; raises if another run has it."""
+    try:
+        is_free = lock.take()
+    except OSError as error:
+        raise InputError(f"{output} can't be written: {lock.path}: {error.strerror or error}") from error
+    if not is_free:
+        raise ResourceError(
+            f"{output} is being written by {lock.find_holder()}: two runs would write every row twice. Wait for that "
+            "one, end it, or name another output"
+        )

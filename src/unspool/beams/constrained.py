@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from unspool.beams.offers import Ancestry, BeamOffers, Ids, Offer, pack_offers, read_offers
-from unspool.beams.scorer import HypothesisScorer
+from unspool.beams.scorer import HypothesisScorer, RunningBeams
 from unspool.constraints import Constraint, ConstraintListState
 from unspool.errors import SettingError, UnsupportedError
 
@@ -149,20 +150,19 @@ class ConstrainedBeamSearchScorer(HypothesisScorer):
         Sequences that don't fulfil the constraints are taken only where too few of a row do;
         `check_completes_constraints` says which they are.
         """
-        written_length = input_ids.shape[-1] - decoder_prompt_len
-        sequences, scores = [tuple(sequence) for sequence in input_ids.tolist()], final_beam_scores.tolist()
+        running = RunningBeams(
+            input_ids, final_beam_scores.tolist(), beam_indices, input_ids.shape[-1] - decoder_prompt_len
+        )
         for row, is_done in enumerate(self._done.tolist()):
-            if is_done:
-                continue
-
-            def add(beam: int, row: int = row) -> None:
-                ancestry = None if beam_indices is None else beam_indices[beam]
-                own = beam - row * self.num_beams
-                self._finish(row, input_ids[beam], scores[beam], ancestry, written_length, beam=own)
-
-            beams = range(row * self.num_beams, (row + 1) * self.num_beams)
-            self._close_row(row, sequences, [(beam, scores[beam]) for beam in beams], add)
+            if not is_done:
+                self._finish_running(row, running)
         return self._assemble(input_ids, max_length, pad_token_id, eos_token_id)
+
+    def _finish_running(self, place: int, running: RunningBeams) -> None:
+        beams = range(place * self.num_beams, (place + 1) * self.num_beams)
+        sequences = [tuple(sequence) for sequence in running.input_ids.tolist()]
+        live = [(beam, running.scores[beam]) for beam in beams]
+        self._close_row(place, sequences, live, partial(self._finish_beam, place, running=running))
 
     def _close_row(
         self, row: int, sequences: list[History], live: list[tuple[int, float]], add: Callable[[int], None]

@@ -27,6 +27,7 @@ class Ending(NamedTuple):
     step: int  # how many tokens were written when it was finished, its end token included
     place: int | None  # of its end token among that step's candidates; None if it was running to the last
     beam: int | None  # the beam of its group that it was then
+    token: int | None = None  # that ended it, which its score counts; it is not among its tokens
 
 
 class BeamHypotheses:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ def assemble_result(
     rows: list[list[Hypothesis]],
     num_to_keep: int,
     *,
+    end_tokens: Mapping[int, int | None] | None = None,
     like: torch.Tensor,
     scores_on: torch.device | str,
     max_length: int | None,
@@ -24,7 +26,8 @@ def assemble_result(
 ) -> UserDict[str, Any]:
     """The best of every row, the best first: `sequences`, `sequence_scores` and `beam_indices` (or None).
 
-    A sequence that is shorter than the table is closed with the first end token and filled up with padding.
+    A sequence that is shorter than the table is closed with the token that ended it, which `end_tokens` has by the
+    identity of its hypothesis, or with the first end token if none did, and filled up with padding.
     """
     best = [hypothesis for row in rows for hypothesis in pick_best(row, num_to_keep)]
     lengths = [len(hypothesis.tokens) for hypothesis in best]
@@ -42,7 +45,8 @@ def assemble_result(
     for row, (hypothesis, length) in enumerate(zip(best, lengths, strict=True)):
         sequences[row, :length] = hypothesis.tokens
         if length < width and end_ids:
-            sequences[row, length] = end_ids[0]
+            own = (end_tokens or {}).get(id(hypothesis))
+            sequences[row, length] = end_ids[0] if own is None else own
     return UserDict(
         {
             "sequences": sequences,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import UserDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,15 @@ class BeamScorer(ABC):
         **kwargs: Any,
     ) -> UserDict[str, Any]:
         """The best sequences, with those that were still being written counted in."""
+
+
+class RunningBeams(NamedTuple):
+    """The beams that are still being written."""
+
+    input_ids: torch.Tensor  # (beams, length)
+    scores: Sequence[float]  # their log-probabilities
+    ancestry: Ancestry | None
+    length: int  # of what is written
 
 
 class HypothesisScorer(BeamScorer):
@@ -99,6 +108,24 @@ class HypothesisScorer(BeamScorer):
         """Where one of the finished hypotheses came from."""
         return next(one for endings in self._endings for one in endings if one.hypothesis is hypothesis)
 
+    def end_row(self, row: int, running: RunningBeams) -> None:
+        """End the search of a row now, with its running beams counted in."""
+        for place in range(row * self.num_beam_groups, (row + 1) * self.num_beam_groups):
+            if not self._done[place]:
+                self._finish_running(place, running)
+                self._done[place] = True
+
+    def _finish_running(self, place: int, running: RunningBeams) -> None:
+        """Put the running beams of a group of a row among the finished ones."""
+        first = place * self.group_size
+        for beam in range(first, first + self.group_size):
+            self._finish_beam(place, beam, running)
+
+    def _finish_beam(self, place: int, beam: int, running: RunningBeams) -> None:
+        ancestry = None if running.ancestry is None else running.ancestry[beam]
+        own = beam - place * self.group_size
+        self._finish(place, running.input_ids[beam], running.scores[beam], ancestry, running.length, beam=own)
+
     def _finish(
         self,
         pool: int,
@@ -109,12 +136,13 @@ class HypothesisScorer(BeamScorer):
         *,
         place: int | None = None,
         beam: int | None = None,
+        end_token: int | None = None,
     ) -> None:
         """Put a hypothesis among the finished ones of a pool, if it is one of the best."""
         kept = self._beam_hyps[pool]
         added = kept.add(tokens, score, beam_indices=ancestry, generated_len=step)
         if added is not None:
-            endings = [*self._endings[pool], Ending(added, step, place, beam)]
+            endings = [*self._endings[pool], Ending(added, step, place, beam, end_token)]
             self._endings[pool] = [one for one in endings if any(one.hypothesis is held for held in kept.beams)]
 
     def _separate(self, step: BeamOffers, row: int, place: int) -> list[Offer]:
@@ -135,6 +163,7 @@ class HypothesisScorer(BeamScorer):
                     step.trace_ancestry(candidate.beam),
                     step.written_length,
                     place=rank,
+                    end_token=candidate.token,
                 )
         if len(going_on) < self.group_size:
             raise InputError(
@@ -163,9 +192,11 @@ class HypothesisScorer(BeamScorer):
             [hypothesis for pool in self._beam_hyps[first : first + groups] for hypothesis in pool.beams]
             for first in range(0, len(self._beam_hyps), groups)
         ]
+        end_tokens = {id(one.hypothesis): one.token for endings in self._endings for one in endings}
         return assemble_result(
             rows,
             self.num_beam_hyps_to_keep,
+            end_tokens=end_tokens,
             like=input_ids,
             scores_on=self.device,
             max_length=max_length,
@@ -234,15 +265,12 @@ class BeamSearchScorer(HypothesisScorer):
         decoder_prompt_len: int = 0,
     ) -> UserDict[str, Any]:
         """The best `num_beam_hyps_to_keep` sequences of every row, with their scores and the beams they came by."""
-        written_length = input_ids.shape[-1] - decoder_prompt_len
-        scores = final_beam_scores.tolist()
+        running = RunningBeams(
+            input_ids, final_beam_scores.tolist(), beam_indices, input_ids.shape[-1] - decoder_prompt_len
+        )
         for place, is_done in enumerate(self._done.tolist()):
-            if is_done:
-                continue
-            first = place * self.group_size
-            for beam in range(first, first + self.group_size):
-                ancestry = None if beam_indices is None else beam_indices[beam]
-                self._finish(place, input_ids[beam], scores[beam], ancestry, written_length, beam=beam - first)
+            if not is_done:
+                self._finish_running(place, running)
         return self._assemble(input_ids, max_length, pad_token_id, eos_token_id)
 
 

@@ -38,9 +38,10 @@ class NativeEngine:
     def describe(self) -> str:
         """The version, the numbers, and the path that steps took."""
         model = self.lm.model
-        kept = "blocks" if model.is_quantised else str(model.dtype).removeprefix("torch.")
         path = f", {self._path}" if self._path else ""
-        return f"unspool {__version__}, {kept}, {model.weights_bytes / 1e6:.0f} MB on {model.device}{path}"
+        return (
+            f"unspool {__version__}, {model.weights_format}, {model.weights_bytes / 1e6:.0f} MB on {model.device}{path}"
+        )
 
     def generate(self, prompts: Prompts, num_new: int, *, num_beams: int = 1) -> Timing:
         """Decode greedily, or by beams."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError
+from unspool.errors import LoadError, ResourceError, SettingError, UnspoolError, UnsupportedError
 from unspool.numeric import is_number
 from unspool.registry import resolve
 from unspool.shortage import is_out_of_memory
@@ -125,7 +125,7 @@ def find_fingerprint(model: Any) -> str:
 
 
 def _read_file(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     if not path.is_file():
         raise LoadError(f"there is no file {str(path)!r}")
@@ -138,7 +138,9 @@ def _read_file(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
                 )
             names = file.keys()
             return header, {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, RuntimeError, ValueError, TypeError) as error:  # torch's, for shapes that can't be
+    except UnspoolError:
+        raise
+    except Exception as error:  # the library's, the system's, and torch's for shapes that can't be
         if is_out_of_memory(error):
             raise
         raise LoadError(f"{path} can't be read as safetensors: {error}") from error

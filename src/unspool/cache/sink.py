@@ -156,17 +156,32 @@ class SinkCache(StoredCache):
 
     # --- what is in view -----------------------------------------------------------------------------
     def mask(self, span: Span, window: int | None = None) -> Mask:
-        assert self._real is not None
-        return self._store.mask(self._real, window)
+        real = self._real
+        assert real is not None
+        if window is None:
+            return self._store.mask(real, None)
+        if real.stop <= min(window, self.window_length):
+            return self._store.mask(real, None)  # nothing has left the window, and no sink has moved
+        if not self._store.held_places and real.num_new <= min(window, self.window_length):
+            return "causal"
+        # A layer with a window of its own sees sinks where they stand now, as it sees all other keys.
+        keys, moved = (each[:, None, None, :] for each in self._find_places())
+        queries = real.positions[:, None, :, None]
+        is_kept = (keys > queries - self._store.reach) | (keys < self.num_sink_tokens)
+        return (keys >= 0) & (keys <= queries) & is_kept & (moved > queries - window)
 
     def key_positions(self, span: Span, window: int | None = None) -> torch.Tensor:
         """Where every key in view stands for the pass's queries: (rows, keys)."""
+        _, moved = self._find_places()
+        return (moved - torch.tensor(self._origins, device=moved.device)[:, None]).clamp(min=0)
+
+    def _find_places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The position of every key in the text, -1 where there is none, and where it stands: (rows, keys) each."""
         assert self._real is not None
         real = self._store.find_positions(self._real)
-        device = real.device
-        shifts = torch.tensor(self._shifts, device=device)[:, None]
+        shifts = torch.tensor(self._shifts, device=real.device)[:, None]
         moved = torch.where(real < self.num_sink_tokens, real + shifts, real)
-        return (moved - torch.tensor(self._origins, device=device)[:, None]).clamp(min=0)
+        return real.expand_as(moved), moved
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -19,6 +19,7 @@ from unspool.errors import MissingExtraError
 if TYPE_CHECKING:
     from unspool.batch.job import Job
     from unspool.batch.ledger import Progress
+    from unspool.batch.output import JobOutput
     from unspool.batch.sources import Source
     from unspool.ray.batch import RayJob
     from unspool.ray.cluster import Actors
@@ -97,7 +98,13 @@ def execute(arguments: argparse.Namespace) -> int:
     lm = load_text_model(arguments)
     with Engine(lm, **options) as engine, Interrupt() as interrupt:
         job = Job(lm, engine, source, output, max_errors=arguments.max_errors, restarts=arguments.restart, **common)
+        _tell_unlocked(output)
         return _run(job, interrupt, arguments.output)
+
+
+def _tell_unlocked(output: JobOutput) -> None:
+    if not output.is_locked:
+        say(f"the file system of {output.path} has no locks: see to it that no other run writes it", DIM)
 
 
 def _run(job: Job | RayJob, interrupt: Interrupt, output: str) -> int:
@@ -128,13 +135,17 @@ def _run_on_ray(arguments: argparse.Namespace, source: Source, actors: Actors, o
     pipeline = RayPipeline(arguments.model, source, actors, **options)
     if arguments.output.endswith("/") or Path(arguments.output).is_dir():
         if arguments.max_errors is not None:
-            raise UsageError("--max-errors is for an output that is one file; in a folder nobody counts for all")
+            raise UsageError(
+                "--max-errors is for an output that is one file; the actors that fill a folder count by themselves"
+            )
         folder = FolderJob(pipeline, arguments.output, restarts=arguments.restart)
         if folder.is_resumed:
             say(f"{folder.progress.done} of {folder.progress.total} lines were done before", DIM)
         return _end(folder.progress, arguments.output, folder.run())
     with Interrupt() as interrupt:
-        job = RayJob(pipeline, JobOutput(arguments.output), max_errors=arguments.max_errors, restarts=arguments.restart)
+        output = JobOutput(arguments.output)
+        job = RayJob(pipeline, output, max_errors=arguments.max_errors, restarts=arguments.restart)
+        _tell_unlocked(output)
         return _run(job, interrupt, arguments.output)
 
 

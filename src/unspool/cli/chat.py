@@ -51,9 +51,10 @@ def execute(arguments: argparse.Namespace) -> int:
         session.shows_stats = arguments.stats
         if not lines.is_interactive:
             return _follow(session, lines)
-        dtype = str(lm.model.dtype).removeprefix("torch.")
+        from unspool.models.counting import describe_weights  # it brings torch, which --help needs not
+
         name = paint(lm.name, BOLD, stream=sys.stderr)
-        say_parts(name, f" on {lm.device}, {dtype}. /help lists the commands, ctrl-d leaves.\n")
+        say_parts(name, f" on {lm.device}, {describe_weights(lm.model)}. /help lists the commands, ctrl-d leaves.\n")
         return _converse(session, lines, is_debugging=arguments.debug or is_debugging_asked())
 
 

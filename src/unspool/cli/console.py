@@ -126,10 +126,11 @@ class ProgressLine:
             return
         self._last_drawing, self._last_label = now, label
         share = min(1.0, max(0.0, done / total)) if total > 0 else 0.0
-        filled = round(share * _BAR_WIDTH)
+        width = max(4, min(_BAR_WIDTH, shutil.get_terminal_size().columns - 16))  # some letters of the label, the share
+        filled = round(share * width)
         bar = paint("━" * filled, CYAN, stream=sys.stderr)
-        rest = paint("─" * (_BAR_WIDTH - filled), DIM, stream=sys.stderr)
-        self._draw(f"{clean(self._cut(label, _BAR_WIDTH + 7))} {bar}{rest} {share:4.0%}")
+        rest = paint("─" * (width - filled), DIM, stream=sys.stderr)
+        self._draw(f"{clean(self._cut(label, width + 7))} {bar}{rest} {share:4.0%}")
 
     def clear(self) -> None:
         """Remove the line."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -28,6 +30,15 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def start_section(self, heading: str | None) -> None:
         super().start_section(None if heading is None else paint(heading, BOLD, stream=sys.stdout))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        # Sentences are filled to the width of the terminal. Examples, which are indented, stay whole, to be copied.
+        joined = re.sub(r"(?<![.:;])\n(?=\S)", " ", text)
+        lines = (
+            [line] if line.startswith(" ") or len(line) <= width else textwrap.wrap(line, width)
+            for line in joined.splitlines()
+        )
+        return "\n".join(indent + one for filled in lines for one in filled or [""]) + "\n"
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         # One line per option, the same in every Python version: `-m, --model NAME`.
@@ -81,7 +92,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting: the program's one place for errors prints it."""
-        raise UsageError(f"{message} (see: {self.prog} --help)")
+        said = re.sub(r"invalid (\w+) value: (.*)", lambda found: _explain_value(found[1], found[2]), message)
+        raise UsageError(f"{said} (see: {self.prog} --help)")
+
+
+def _explain_value(kind: str, value: str) -> str:
+    """Argparse's word for a value of the wrong type in words of this program."""
+    wanted = {"int": "a whole number", "float": "a number"}.get(kind)
+    return f"{value} is not {wanted}" if wanted else f"{value} can't be read"
 
 
 def join_flags(words: Sequence[str], flags: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from unspool.cli.model import add_model_options, load_model
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.settings import add_settings, collect_settings, refuse_tensors
 from unspool.errors import SettingError, UnspoolError
-from unspool.recipes.finding import FILE, describe_code, find_recipe, list_shipped
+from unspool.recipes.finding import FILE, find_recipe, list_code, list_shipped
 from unspool.recipes.requirements import check_requirements
 from unspool.recipes.running import check_source, load_recipe
 from unspool.small_files import make_folder, write_text
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace) -> int:
     files = find_recipe(arguments.name, arguments.recipe_revision)
     check_source(files)
     check_requirements(files.requirements, files.name)
-    write(f"{arguments.name} is a recipe. It runs {describe_code(files)}\n")
+    write(f"{arguments.name} is a recipe. It runs {list_code(files)}\n")
     return 0
 
 
@@ -123,7 +123,8 @@ def _run(arguments: argparse.Namespace) -> int:
     refuse_tensors(settings)
     own = dict(_read_argument(text) for text in arguments.arg)
     # What can be refused is refused before a model is loaded.
-    load_recipe(arguments.name, trusts=arguments.trust_remote_code, revision=arguments.recipe_revision)
+    files = find_recipe(arguments.name, arguments.recipe_revision)
+    load_recipe(files, trusts=arguments.trust_remote_code)
     lm = load_model(arguments)
     from unspool.api import generate
     from unspool.api.prompt import as_ids
@@ -134,9 +135,8 @@ def _run(arguments: argparse.Namespace) -> int:
         sequences: Any = generate(
             lm,
             ids,
-            custom_generate=arguments.name,
+            custom_generate=files,  # as they were read: the folder may have changed while the model was loaded
             trust_remote_code=arguments.trust_remote_code,
-            revision=arguments.recipe_revision,
             tokenizer=lm.tokenizer,
             **{**given, **settings, **own},
         )
@@ -164,5 +164,5 @@ def _read_argument(text: str) -> tuple[str, Any]:
         raise UsageError(f"--arg takes NAME=VALUE, not {text[:80]!r}")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value

@@ -10,7 +10,7 @@ from unspool.cli.conversation import Conversation, Exchange
 from unspool.cli.interrupt import Interrupt
 from unspool.cli.report import format_stats
 from unspool.cli.settings import refuse_tensors
-from unspool.errors import InputError, UnspoolError, UnsupportedError
+from unspool.errors import ContextError, InputError, UnspoolError, UnsupportedError
 
 if TYPE_CHECKING:
     from unspool.api import LanguageModel
@@ -54,15 +54,27 @@ class Session:
                 "`num_return_sequences`: a chat goes on from one answer; use unspool run for several"
             )
         try:
-            self.lm.start(conversation.messages("Hello"), **settings, **self._mark)
+            self._start(conversation.messages("Hello"), settings)
         except InputError:
             # It may only be that the context is full, which the settings don't cause.
-            self.lm.start(Conversation(conversation.system).messages("Hello"), **settings, **self._mark)
+            self._start(Conversation(conversation.system).messages("Hello"), settings)
+
+    def _start(self, messages: list[dict[str, Any]], settings: dict[str, Any], **more: Any) -> Any:
+        """Begin an answer within the model's context: a chat grows without end, and texts decay behind it."""
+        answer = self.lm.start(messages, **settings, **self._mark, **more)
+        context, asked = self.lm.model.info.max_context, settings.get("max_new_tokens")
+        num_read = answer.stats.prompt_tokens
+        if context is not None and num_read + (asked if isinstance(asked, int) else 1) > context:
+            raise ContextError(
+                f"the messages have {num_read} tokens and the model's context ends at {context}; "
+                + (f"at most `max_new_tokens={context - num_read}` fit" if num_read < context else "none can follow")
+            )
+        return answer
 
     def answer(self, message: str) -> None:
         """Write the model's answer, and keep both; a message that can't be answered is not kept."""
         try:
-            answer = self.lm.start(self.conversation.messages(message), **self.settings, **self._mark, **self._begin())
+            answer = self._start(self.conversation.messages(message), self.settings, **self._begin())
         except UnspoolError as error:
             raise self._explain(error, message) from error
         parts: list[str] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 from unspool.cli.parser import FLAG, Parser
 from unspool.config.parameters import PARAMETERS, Kind, Parameter
+from unspool.config.sampling import asks_for_draws
 from unspool.config.values import LONGEST_TEXT, check_value
 from unspool.errors import LoadError, SettingError, UnsupportedError
 from unspool.small_files import read_bytes
@@ -177,14 +178,8 @@ def collect_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def imply_sampling(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, with sampling turned on if one is typed that it alone reads, and none that decides otherwise."""
-    if any(name in settings for name in ("do_sample", "num_beams")):
-        return settings
-    for name, value in settings.items():
-        needs, is_given = PARAMETERS[name].needs, value is not None and value != PARAMETERS[name].default
-        if is_given and "do_sample" in needs and not any(settings.get(other) for other in needs):
-            return {**settings, "do_sample": True}
-    return settings
+    """The settings, with sampling turned on if one is typed that it alone reads, and nothing says whether to."""
+    return {**settings, "do_sample": True} if asks_for_draws(settings) else settings
 
 
 def _flatten(given: list[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unspool.config.compiling import CompileConfig
-from unspool.config.generation import GenerationConfig
+from unspool.config.generation import GenerationConfig, keep_unknown
 from unspool.config.modes import GenerationMode
 from unspool.config.parameter import Parameter
 from unspool.config.parameters import PARAMETERS
@@ -28,4 +28,5 @@ __all__ = [
     "WatermarkingConfig",
     "check_value",
     "find_unused",
+    "keep_unknown",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Final, Literal, Self, overload
 
 from unspool.config.files import HUB_ID, HUB_OPTIONS, PUSH_OPTIONS, find_config_file, push_file
 from unspool.config.hosted import COUNTS_DEFAULT, FOREIGN, fill, is_hosted, note_length
@@ -17,12 +17,14 @@ from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
 from unspool.config.rules import EXTRA_OUTPUTS, check_settings, find_unused
 from unspool.config.shapes import is_shape, make_schema
+from unspool.config.speech import SPEECH_FIELDS
 from unspool.config.theirs import convert_value
 from unspool.config.values import is_one_bias
 from unspool.config.watermarking import BaseWatermarkingConfig, read_watermarking_config
 from unspool.errors import InputError, SettingError
 from unspool.numeric import to_plain
 from unspool.small_files import make_folder, read_json_object, write_text
+from unspool.wording import suggest
 
 FILE_NAME = "generation_config.json"
 METADATA = (
@@ -32,18 +34,21 @@ METADATA = (
     "_explicit",
     "transformers_version",
     COUNTS_DEFAULT,
+    "_kept",
 )
-_UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit", COUNTS_DEFAULT)
+_UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit", COUNTS_DEFAULT, "_kept")
 _MOST_NAMES = 4096  # that a dict may say were set
+MISSPELT = 0.75  # likeness to a setting of names that are taken for it: others may be somebody's own
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 
 logger = logging.getLogger("unspool.config")
 
 
 class GenerationConfig:
-    """Every setting of a generation, by name; `PARAMETERS` lists them, other names are kept as they are.
+    """Every setting of a generation, by name; `PARAMETERS` lists them.
 
-    `explicit` holds the names that were set by whoever made this config, even if they set the default.
+    `explicit` holds the names that were set by whoever made this config, even if they set the default. Other names are
+    kept if a model's file has them; one that looks like a setting's is refused here, any other by the call.
     """
 
     extra_output_flags = EXTRA_OUTPUTS
@@ -56,10 +61,13 @@ class GenerationConfig:
         state["_commit_hash"] = kwargs.pop("_commit_hash", None)
         state["transformers_version"] = kwargs.pop("transformers_version", None)
         state["_explicit"] = frozenset()
-        named = kwargs.pop("_explicit", None)
+        named, kept = kwargs.pop("_explicit", None), kwargs.pop("_kept", None)
+        state["_kept"] = frozenset() if kept is None else _read_names(kept, "_kept")
         for name, value in kwargs.items():
             # A model's config.json holds much that is no generation setting.
             if name in PARAMETERS or not is_from_model:
+                if name not in state["_kept"]:
+                    _refuse_misspelt(name)
                 setattr(self, name, value)
         if is_from_model and kwargs.get("force_bos_token_to_be_generated"):  # how BART once spelled it
             self.forced_bos_token_id = self.bos_token_id
@@ -70,13 +78,8 @@ class GenerationConfig:
 
     def _read_explicit(self, names: Any) -> frozenset[str]:
         """What was set by whoever made a whole dict of settings: what it says, and what differs from the defaults."""
-        if (
-            not isinstance(names, (list, tuple, set, frozenset))
-            or len(names) > _MOST_NAMES
-            or not all(isinstance(name, str) for name in names)
-        ):
-            raise SettingError("`_explicit` is a list of the names of settings, as to_dict() writes it; leave it out")
-        return frozenset(name for name in self.explicit if name in names or self._differs(name, self.__dict__[name]))
+        listed = _read_names(names, "_explicit")
+        return frozenset(name for name in self.explicit if name in listed or self._differs(name, self.__dict__[name]))
 
     def __getattr__(self, name: str) -> Any:
         # The attributes are those of PARAMETERS. One that is missing here was registered after this config was made.
@@ -107,6 +110,17 @@ class GenerationConfig:
         """The names that were set, by constructor, assignment, file or update, whatever the value."""
         names: frozenset[str] = self.__dict__["_explicit"]
         return names
+
+    @property
+    def unread(self) -> list[str]:
+        """The names that were set and are no settings, without those of a model's file."""
+        kept = self.__dict__.get("_kept", ())
+        names = [name for name in self.explicit if name not in PARAMETERS and name not in kept]
+        return sorted(
+            name
+            for name in names
+            if name not in SPEECH_FIELDS and not (name in FOREIGN and self.__dict__[name] in (None, False))
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GenerationConfig):
@@ -220,6 +234,7 @@ class GenerationConfig:
         file_name = str(config_file_name or config_name or FILE_NAME)
         path = find_config_file(pretrained_model_name, file_name, options)
         settings = read_json_object(path, is_strict=False)  # a bias may be -Infinity; every value is checked below
+        settings = keep_unknown(settings)
         if return_unused_kwargs:
             return cls.from_dict(settings, return_unused_kwargs=True, **kwargs)
         return cls.from_dict(settings, **kwargs)
@@ -251,12 +266,14 @@ class GenerationConfig:
         output = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if name not in _UNWRITTEN}
         self.dict_torch_dtype_to_str(output)
         output["_explicit"] = sorted(self.explicit)
+        if self.__dict__.get("_kept"):
+            output["_kept"] = sorted(self.__dict__["_kept"])
         return output
 
     def to_diff_dict(self) -> dict[str, Any]:
         """The settings that differ from the defaults, or that were set to them: a None that was set is among these."""
         explicit, settings = self.explicit, self.to_dict()
-        del settings["_explicit"]
+        settings = {name: value for name, value in settings.items() if name not in ("_explicit", "_kept")}
         return {name: value for name, value in settings.items() if name in explicit or self._differs(name, value)}
 
     @staticmethod
@@ -334,6 +351,34 @@ class GenerationConfig:
         if push_to_hub:
             own = str(save_directory) if HUB_ID.fullmatch(str(save_directory)) else folder.name
             push_file(file, str(kwargs.get("repo_id") or own), kwargs)
+
+
+def keep_unknown(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's file says, with the mark that its names that are no settings are to be kept."""
+    return {**settings, "_kept": [name for name in settings if name not in PARAMETERS and name not in METADATA]}
+
+
+def _read_names(names: Any, mark: str) -> frozenset[str]:
+    """The names in a mark that to_dict() writes."""
+    if (
+        not isinstance(names, (list, tuple, set, frozenset))
+        or len(names) > _MOST_NAMES
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise SettingError(f"`{mark}` is a list of the names of settings, as to_dict() writes it; leave it out")
+    return frozenset(names)
+
+
+_WRITTEN: Final = frozenset({"pad_token"})  # names that examples of the reference give to a config, which keeps them
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Raise for a name that is no setting and looks like one: nothing would read it."""
+    if name in PARAMETERS or name in FOREIGN or name in SPEECH_FIELDS or name in _WRITTEN or name.startswith("_"):
+        return
+    hint = suggest(name, PARAMETERS, nearness=MISSPELT)
+    if hint:
+        raise SettingError(f"GenerationConfig has no setting {name!r:.80}{hint}")
 
 
 def _read_watermarks(value: Any) -> Any:

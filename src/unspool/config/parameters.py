@@ -215,6 +215,7 @@ ARGUMENTS: Final = (
     "owns_cache",
     "past_key_values",
     "prefix_ids",
+    "shows_rows_alone",
     "tokenizer",
 )
 # Arguments of lm.generate() and its kin beside these.

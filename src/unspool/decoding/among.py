@@ -12,6 +12,7 @@ from unspool.cache import find_kind
 from unspool.decoding.finish import Finish
 from unspool.decoding.preparation import build_late_criteria, make_seeds
 from unspool.decoding.run import Run
+from unspool.decoding.run_parts import RunParts
 from unspool.logits import LogitsProcessorList
 from unspool.protocols import LAST
 from unspool.stopping import StoppingCriteriaList
@@ -56,9 +57,8 @@ class Needs:
         return self.not_plain is None
 
 
-def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None = None) -> Needs:
+def find_needs(parts: RunParts, kind: str = "paged", config: Mapping[str, Any] | None = None) -> Needs:
     """What a run may take, known before its first pass, if its keys are to lie in blocks of a kind of cache."""
-    parts = run.parts
     plan, prompts, want, settings = parts.plan, parts.prompts, parts.want, parts.plan.settings
     num_rows = prompts.num_rows * plan.copies
     forks = "forks" in parts.model.info.can and find_kind(kind).forks and not settings.low_memory
@@ -73,33 +73,32 @@ def find_needs(run: Run, kind: str = "paged", config: Mapping[str, Any] | None =
         longest=longest + plan.max_new_tokens + plan.num_candidates + (_MOST_DRAFTS if plan.drafting else 0),
         own_cache=(
             parts.hooks.cache is not None
-            or run.parts.returns_output
-            or not _lies_in_blocks(run, kind, dict(config or {}))
+            or parts.returns_output
+            or not _lies_in_blocks(parts, kind, dict(config or {}))
             or prompts.source is not None
         ),
         reads_whole_prompts=want.last_states or want.hidden_states or want.attentions or reads_every_logit,
     )
-    not_stepped = _explain_not_stepped(run, needs)
+    not_stepped = _explain_not_stepped(parts, needs)
     not_plain = "its keys don't lie in the engine's blocks" if not_stepped is None and needs.own_cache else not_stepped
-    return replace(needs, not_plain=not_plain, joins=not_stepped is None and not _chose_cache(run))
+    return replace(needs, not_plain=not_plain, joins=not_stepped is None and not _chose_cache(parts))
 
 
-def _lies_in_blocks(run: Run, kind: str, config: dict[str, Any]) -> bool:
+def _lies_in_blocks(parts: RunParts, kind: str, config: dict[str, Any]) -> bool:
     """Whether the caller chose blocks of that kind, or did not choose."""
-    plan = run.parts.plan
+    plan = parts.plan
     kinds = (kind,) if "cache_implementation" in plan.asked else ("dynamic", kind)
     return plan.cache_kind in kinds and dict(plan.cache_config or {}) == config
 
 
-def _chose_cache(run: Run) -> bool:
+def _chose_cache(parts: RunParts) -> bool:
     """Whether the caller gave the cache, gets it, or said which kind it is."""
-    plan = run.parts.plan
-    is_given = run.parts.hooks.cache is not None or run.parts.returns_output or bool(plan.cache_config)
+    plan = parts.plan
+    is_given = parts.hooks.cache is not None or parts.returns_output or bool(plan.cache_config)
     return is_given or "cache_implementation" in plan.asked or plan.cache_kind not in ("dynamic", "mamba")
 
 
-def _explain_not_stepped(run: Run, needs: Needs) -> str | None:
-    parts = run.parts
+def _explain_not_stepped(parts: RunParts, needs: Needs) -> str | None:
     plan, hooks, prompts = parts.plan, parts.hooks, parts.prompts
     if plan.strategy != "tokens" or plan.drafting is not None or not parts.readout.is_plain:
         return "it does more than choose one token per row from the logits of a pass"
@@ -121,9 +120,9 @@ def make_finish(run: Run) -> Finish:
     return Finish(criteria, is_last_forced=parts.plan.is_last_forced)
 
 
-def take_apart(run: Run) -> PlainParts:
+def take_apart(parts: RunParts) -> PlainParts:
     """What it takes to step a plain run's rows among those of others."""
-    parts, prompts = run.parts, run.parts.prompts
+    prompts = parts.prompts
     texts = prompts.list_arrays()
     return PlainParts(
         [text.tolist() for text in texts] if prompts.listed is None else prompts.listed,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import torch
 
+from unspool.decoding.alone import AloneCriterion, Shown, unwrap
 from unspool.decoding.rows import Rows
 from unspool.outputs import StepTensors
 from unspool.registry import resolve
 from unspool.stopping import StoppingCriteriaList, as_row_flags
-from unspool.stopping.entry import OWN_RANK, OWN_REASON
+from unspool.stopping.entry import OWN_RANK, OWN_REASON, TextStop
 from unspool.stopping.order import find_entry
+
+_ROOM: Final = 64  # tokens that a row's kept end may grow by before it is cut
+_ANY_TOKEN: Final[Mapping[int, bool]] = {}  # nothing is known of any
 
 
 class Finish:
@@ -21,27 +26,69 @@ class Finish:
     def __init__(self, criteria: StoppingCriteriaList, *, is_last_forced: bool = False) -> None:
         self._is_last_forced = is_last_forced  # to an end token, which is then no end of the text's own
         # What the text says comes before what a limit says, whatever order they were given in.
-        known = [(criterion, find_entry(criterion)) for criterion in criteria]
+        known = [(criterion, find_entry(unwrap(criterion))) for criterion in criteria]
         ranked = sorted(known, key=lambda pair: OWN_RANK if pair[1] is None else pair[1].rank)
         self._criteria = [(criterion, OWN_REASON if entry is None else entry.reason) for criterion, entry in ranked]
         self.has_custom = any(entry is None for _, entry in ranked)
         # Some can be decided without a look at the history, once the token is known here; not what is derived from one.
-        self.needs_history = any(
+        self.calls_criteria = any(
             entry is None or entry.reads_history or type(criterion) is not resolve(entry.stop)
             for criterion, entry in ranked
         )
+        self.asks_alone = any(isinstance(criterion, AloneCriterion) for criterion in criteria)
+        self._texts: list[tuple[TextStop, str]] = []  # what is decided by a row's last tokens
+        self._tails: dict[int, list[int]] | None = None  # those of each row, if somebody follows the rows
+        self._reach = 0
         self._reason_of: dict[int, str] = {}  # of the tokens that end a row by themselves
         self._limits: list[tuple[int, str]] = []  # columns at which every row ends
         self._clocks: list[tuple[Callable[[], bool], str]] = []  # whether every row ends now
         for criterion, entry in ranked:
+            if isinstance(criterion, AloneCriterion):
+                continue  # its columns are those of a row alone
             if entry is not None and entry.find_ends is not None:
                 for token in entry.find_ends(criterion):
                     self._reason_of.setdefault(int(token), entry.reason)
+            if entry is not None and entry.find_text is not None:
+                self._texts.append((entry.find_text(criterion), entry.reason))
             if entry is not None and entry.find_limit is not None:
                 self._limits.append((entry.find_limit(criterion), entry.reason))
             if entry is not None and entry.is_over is not None:
                 self._clocks.append((partial(entry.is_over, criterion), entry.reason))
         self.end_tokens = tuple(sorted(self._reason_of))
+        self.needs_history = self.calls_criteria or bool(self._texts)
+
+    # --- stops that look at a row's last tokens --------------------------------------------------------
+    @property
+    def needs_device(self) -> bool:
+        """Whether rows must be looked at where they are: the host's copies of their last tokens don't decide."""
+        return self.calls_criteria or (bool(self._texts) and self._tails is None)
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Follow rows from their prompts on: their last tokens are kept here, each is entered when it is explained."""
+        if self._texts and not self.calls_criteria:
+            self._reach = max(text.reach for text, _ in self._texts)
+            self._tails = {number: list(prompt[-self._reach :]) for number, prompt in enumerate(prompts)}
+
+    def _follow(self, number: int, token: int) -> list[int]:
+        """The last tokens of a row, with one more."""
+        assert self._tails is not None
+        tail = self._tails[number]
+        tail.append(token)
+        if len(tail) > 2 * self._reach + _ROOM:
+            del tail[: -self._reach]
+        return tail
+
+    def find_text(self, tokens: Sequence[int]) -> str | None:
+        """The reason by which the last of a row's tokens ends it, if a text does."""
+        return next((reason for text, reason in self._texts if text.match(tokens) is not None), None)
+
+    @property
+    def known_ends(self) -> Mapping[int, bool] | None:
+        """Tokens that texts can end in or can't, as far as that is known; None if no text ends a row."""
+        if not self._texts:
+            return None
+        first, *others = (text.known_ends for text, _ in self._texts)
+        return first if not others else _ANY_TOKEN
 
     def split(self, numbers: Collection[int], shift: int) -> list[tuple[Finish, Collection[int], int]]:
         """These stops for the rows of such numbers, whose columns have moved by `shift`; see `JoinedFinish`."""
@@ -51,42 +98,69 @@ class Finish:
         self, rows: Rows, new_tokens: Sequence[Sequence[int]], scores: StepTensors | None
     ) -> list[str | None]:
         """Why each row is done with the tokens it just got, or None; nothing is computed if the tokens decide."""
-        if self.needs_history or any(len(tokens) > 1 for tokens in new_tokens):
-            return self.explain(rows.history(), scores)
-        return self.explain_tokens([tokens[0] for tokens in new_tokens], max(rows.ends))
+        if self._tails is not None:
+            for number, tokens in zip(rows.numbers, new_tokens, strict=True):
+                for token in tokens[:-1]:
+                    self._follow(number, token)
+        if self.needs_device or any(len(tokens) > 1 for tokens in new_tokens):
+            return self.explain(rows.history(), scores, Shown.of(rows))
+        return self.explain_tokens([tokens[0] for tokens in new_tokens], max(rows.ends), rows.numbers)
 
-    def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
-        """The reason why each row of (rows, width) is done, or None."""
+    def explain(
+        self, history: torch.Tensor, scores: StepTensors | None, shown: Shown | None = None
+    ) -> list[str | None]:
+        """The reason why each row of (rows, width) is done, or None; `shown` says which rows of the call they are, for
+        criteria that are asked about each alone."""
         num_rows, width = history.shape
         reasons: list[str | None] = [None] * num_rows
         is_cut = self.cuts_at(width)
         for criterion, reason in self._criteria:
             if is_cut and reason in self._reason_of.values():
                 continue
-            answer = criterion(history, scores)
+            if shown is not None and isinstance(criterion, AloneCriterion):
+                answer = criterion.ask(history, scores, shown)
+            else:
+                answer = criterion(history, scores)
             flags = as_row_flags(answer, num_rows, history.device)
             for row in torch.nonzero(flags).flatten().tolist():
                 reasons[row] = reasons[row] or reason
         return reasons
 
-    def explain_tokens(self, tokens: Sequence[int], width: int) -> list[str | None]:
-        """The same for rows that got a token each and are now `width` columns long, if no history is needed."""
-        assert not self.needs_history
+    def explain_tokens(
+        self, tokens: Sequence[int], width: int, numbers: Sequence[int] | None = None
+    ) -> list[str | None]:
+        """The same for rows that got a token each and are now `width` columns long, if no history is needed; or rows of
+        these numbers, if they are followed."""
+        found: Sequence[str | None] = [None] * len(tokens)
+        if self._texts:
+            assert numbers is not None
+            found = [self.find_text(self._follow(number, token)) for number, token in zip(numbers, tokens, strict=True)]
+        return self._explain_found(tokens, width, found)
+
+    def explain_texts(self, texts: Sequence[Sequence[int]], width: int) -> list[str | None]:
+        """The same for rows of which all tokens are here."""
+        found = [self.find_text(text) for text in texts] if self._texts else [None] * len(texts)
+        return self._explain_found([text[-1] for text in texts], width, found)
+
+    def _explain_found(self, tokens: Sequence[int], width: int, found: Sequence[str | None]) -> list[str | None]:
+        """The same, once it is known what texts say."""
+        assert not self.calls_criteria
         limit = next((reason for most, reason in self._limits if width >= most), None)
         if self.cuts_at(width):
-            return [limit] * len(tokens)
+            return [reason or limit for reason in found]
         if limit is None:  # asked once: all rows end together
             limit = next((reason for is_over, reason in self._clocks if is_over()), None)
-        return [self._reason_of.get(token, limit) for token in tokens]
+        return [self._reason_of.get(token) or text or limit for token, text in zip(tokens, found, strict=True)]
 
-    def explain_token(self, token: int, width: int) -> str | None:
+    def explain_token(self, token: int, width: int, number: int | None = None) -> str | None:
         """The same for one row."""
-        return self.explain_tokens([token], width)[0]
+        return self.explain_tokens([token], width, None if number is None else [number])[0]
 
     @property
     def quick_ends(self) -> dict[int, str] | None:
-        """The tokens that end a row, with the reason, if nothing else does but a length (`count_left`); else None."""
-        return None if self.needs_history or self._clocks else self._reason_of
+        """The tokens that end a row, with the reason, if nothing else does but a length (`count_left`) and a text
+        (`known_ends`); else None."""
+        return None if self.calls_criteria or self._clocks else self._reason_of
 
     def count_left(self, width: int) -> int | None:
         """How many columns more rows of that width may get; None if no length ends them."""
@@ -108,7 +182,9 @@ class JoinedFinish(Finish):
         # Every part: its stops, the numbers of its rows, and the columns before those that it would have alone.
         self._parts = [(finish, frozenset(numbers), shift) for finish, numbers, shift in parts]
         self.has_custom = any(finish.has_custom for finish, _, _ in self._parts)
-        self.needs_history = any(finish.needs_history for finish, _, _ in self._parts)
+        self.needs_history = self.calls_criteria = any(finish.needs_history for finish, _, _ in self._parts)
+        self._texts, self._tails, self._reach = [], None, 0  # each part's own criteria are called
+        self.asks_alone = any(finish.asks_alone for finish, _, _ in self._parts)
         self.end_tokens = tuple(sorted({token for finish, _, _ in self._parts for token in finish.end_tokens}))
 
     @classmethod
@@ -144,11 +220,15 @@ class JoinedFinish(Finish):
                 reasons[place] = reason
         return reasons
 
-    def explain(self, history: torch.Tensor, scores: StepTensors | None) -> list[str | None]:
+    def explain(
+        self, history: torch.Tensor, scores: StepTensors | None, shown: Shown | None = None
+    ) -> list[str | None]:
         """Not without knowing whose rows they are."""
         raise NotImplementedError("joined stops are asked by explain_rows")
 
-    def explain_tokens(self, tokens: Sequence[int], width: int) -> list[str | None]:
+    def explain_tokens(
+        self, tokens: Sequence[int], width: int, numbers: Sequence[int] | None = None
+    ) -> list[str | None]:
         """Likewise."""
         raise NotImplementedError("joined stops are asked by explain_rows")
 

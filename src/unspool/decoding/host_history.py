@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from unspool.kernels.sending import Fetched, fetch
 
@@ -55,17 +56,46 @@ class HostHistory:
         """The history (rows, width) on the host, to look at until the next call."""
         self.begin(history)
         rows, width = history.shape
-        if self._table is None or self._table.shape[1] < width:
-            held = self._table
-            self._table = torch.zeros(rows, width + ROOM, dtype=torch.int64)
-            if held is not None:
-                self._table[:, : held.shape[1]] = held
+        table = self._make_room(width, rows)
+        self._take_in(table)
+        return table[:, :width]
+
+    def know(self, history: torch.Tensor) -> None:
+        """Note a history (rows, width) that is on the host already."""
+        self._table, self._num_known, self._coming = history, history.shape[1], []
+
+    def join(self, other: HostHistory, ends: tuple[int, int], shifts: tuple[int, int], fill: int) -> None:
+        """Take in other rows after these, which all end in one column from now on: both move to the right, `fill`
+        stands before them. What is not known of both, up to their ends, will be fetched."""
+        if (self._find_end(), other._find_end()) != ends:
+            self.forget()
+            return
+        tables = []
+        for one, end, shift in zip((self, other), ends, shifts, strict=True):
+            table = one._make_room(end)
+            one._take_in(table)
+            tables.append(F.pad(table[:, :end], (shift, ROOM), value=fill))
+        self.know(torch.cat(tables))
+        self._num_known = ends[0] + shifts[0]
+
+    def _make_room(self, width: int, num_rows: int | None = None) -> torch.Tensor:
+        """The table, with room for `width` columns."""
+        held = self._table
+        if held is not None and held.shape[1] >= width:
+            return held
+        count = len(held) if held is not None else num_rows if num_rows is not None else len(self._coming[0].read())
+        self._table = table = torch.zeros(count, width + ROOM, dtype=torch.int64)
+        if held is not None:
+            table[:, : held.shape[1]] = held
+        return table
+
+    def _take_in(self, table: torch.Tensor) -> None:
+        """Enter what was on its way, for which the table has room."""
         for one in self._coming:
             after = self._num_known + one.num_columns
-            self._table[:, self._num_known : after] = one.read().clamp(min=0)  # as the rows enter them
+            table[:, self._num_known : after] = one.read().clamp(min=0)  # as the rows enter them
             self._num_known = after
         self._coming.clear()
-        return self._table[:, :width]
 
     def select(self, index: Sequence[int]) -> None:
         """Keep, repeat or reorder rows."""

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache
+from unspool.decoding.alone import ask_alone
 from unspool.decoding.observer import Observer
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.randomness import derive_seed, draw_seed
 from unspool.decoding.speculative.drafters.vocabulary import Vocabularies
 from unspool.logits import LogitsProcessor
+from unspool.logits.alone import Apart
 from unspool.logits.building import Context
 from unspool.plan import Plan
 from unspool.protocols import Model
@@ -39,16 +41,32 @@ class Hooks:
     owns_cache: bool = False  # the cache that was given is this call's alone
     keeps_padding: bool = False  # rows that ended hold the padding behind their text too, as transformers' do
     observer: Observer | None = None  # is shown what happens in the call
+    sees_rows_alone: bool = False  # the caller's own functions are shown each prompt's rows by themselves, unpadded
 
     @property
     def has_foreign_processors(self) -> bool:
         """Whether a processor is of a caller's own class: it may write into what it is given."""
         return any(type(one).__module__.partition(".")[0] != "unspool" for one in self.processors)
 
+    @property
+    def knows_places(self) -> bool:
+        """Whether functions of the caller's may know rows by their place among all rows."""
+        return bool(self.processors or self.criteria) and not self.sees_rows_alone
 
-def build_criteria(plan: Plan, hooks: Hooks) -> StoppingCriteriaList:
+
+def build_criteria(plan: Plan, prompts: Prompts, hooks: Hooks) -> StoppingCriteriaList:
     """The stops of a call, but for those that count from its beginning."""
-    return StoppingCriteriaList([*build_stops(_describe_stops(plan, hooks)), *hooks.criteria])
+    apart = _set_apart(prompts, plan, hooks)
+    own = hooks.criteria if apart is None else ask_alone(hooks.criteria, apart)
+    return StoppingCriteriaList([*build_stops(_describe_stops(plan, hooks)), *own])
+
+
+def _set_apart(prompts: Prompts, plan: Plan, hooks: Hooks) -> Apart | None:
+    """How rows stand apart for the caller's own functions; None if these are shown the whole batch."""
+    if not hooks.sees_rows_alone:
+        return None
+    offsets = [max(0, prompts.width - length) for length in prompts.lengths for _ in range(plan.copies)]
+    return Apart(tuple(offsets), plan.copies if plan.num_beams > 1 else 1)
 
 
 def build_late_criteria(plan: Plan, hooks: Hooks) -> list[StoppingCriteria]:
@@ -77,6 +95,7 @@ def describe_call(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> C
         encoder_input_ids=partial(_copy_read_ids, prompts, plan) if _has_read_ids(prompts) else None,
         prefix_allowed_tokens_fn=hooks.prefix_allowed_tokens_fn,
         custom=tuple(hooks.processors),
+        apart=_set_apart(prompts, plan, hooks),
         asked=plan.asked,
         tokenizer=hooks.tokenizer,
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from unspool.config.values import MOST_ROWS
-from unspool.errors import InputError
+from unspool.errors import InputError, excerpt
 from unspool.kernels.sending import send
 from unspool.protocols import Encoded
 from unspool.wording import word
@@ -151,8 +153,10 @@ def read_ids(ids: torch.Tensor | Sequence[Sequence[int]], vocab_size: int, name:
         raise InputError(f"{name} has {width} tokens a row; more than {MAX_POSITIONS} can't be read")
     low, high = _find_bounds(ids)
     if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        where = f" in row {int(ids.eq(wrong).any(dim=-1).long().argmax())}" if rows > 1 else ""
         raise InputError(
-            f"{name} holds the id {low if low < 0 else high}, outside the model's vocabulary of {vocab_size} "
+            f"{name} holds the id {wrong}{where}, outside the model's vocabulary of {vocab_size} "
             "tokens; use the tokenizer that belongs to the model"
         )
     return ids.to(torch.int64)
@@ -259,9 +263,23 @@ def join_encoded(first: Encoded, second: Encoded) -> Encoded:
     return Encoded(torch.cat(states), [*first.lengths, *second.lengths])
 
 
+def _explain_input(values: Any) -> str:
+    """What was given in place of rows of token ids, and what to give; empty if it may be such rows."""
+    if isinstance(values, str):
+        return f"the text {excerpt(values)}: lm.generate() takes text, or encode it with lm.tokenizer"
+    is_listed = isinstance(values, list | tuple) and len(values) > 0
+    if is_listed and all(isinstance(one, str) for one in values):
+        return "a list of texts: lm.generate() takes texts, or encode them with lm.tokenizer"
+    if is_listed and all(isinstance(one, Integral) for one in values):
+        return f"one list of {len(values)} numbers: a prompt is a row, so put it into a list, as in [[1, 2, 3]]"
+    return "" if isinstance(values, Iterable) and not isinstance(values, bytes) else f"a {type(values).__name__}"
+
+
 def _as_tensor(values: torch.Tensor | Sequence[Sequence[int]], name: str) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values
+    if name == "input_ids" and (hint := _explain_input(values)):
+        raise InputError(f"{name} must be a tensor or a list of rows of whole numbers, not {hint}")
     try:
         rows = [list(row) for row in values]
         widths = {len(row) for row in rows}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import BRANCH, BRANCH_SOURCE, Cache, branch_rows
+from unspool.cache import BRANCH, BRANCH_SOURCE, ROLL_BACK, Cache, branch_rows
 from unspool.decoding.forwards import join_chunks, select_rows
 from unspool.decoding.parts import ask_in_parts
 from unspool.decoding.prompts import fill_right, fit_columns
@@ -358,7 +358,9 @@ class Reader:
         held, num_sets = list(self.cache.lengths), self.readout.num_sets
         if held and num_sets > 1:
             self.cache.select_rows(list(range(len(held))) * num_sets)
-            self.cache.truncate(held + [0] * len(held) * (num_sets - 1))
+            # States go back all together: then the call's own rows are read again too.
+            own = held if ROLL_BACK in self.cache.can else [0] * len(held)
+            self.cache.truncate(own + [0] * len(held) * (num_sets - 1))
 
     def _spread(self, index: Sequence[int]) -> list[int]:
         """Rows of the cache for rows of the call: in every set the same."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from unspool.decoding.observer import Observer
@@ -92,9 +93,9 @@ class Record:
         return any(one is not None for one in kept)
 
     @property
-    def keeps_more_than_scores(self) -> bool:
-        """Whether something else than the scores or the logits of the steps is asked for, or somebody observes them."""
-        return any(one is not None for one in (self._hidden, self._attentions, self.num_top, self.observer))
+    def is_seen(self) -> bool:
+        """Whether the states of steps are asked for, or somebody observes them, so that nothing can be done late."""
+        return any(one is not None for one in (self._hidden, self._attentions, self.observer))
 
     def forget(self, num_steps: int) -> None:
         """Drop the scores and logits of the last steps, which nobody took."""
@@ -167,11 +168,30 @@ class PendingLogprobs:
 
     def read(self) -> list[TokenLogprob]:
         """The log-probabilities, once they are there."""
-        found = []
-        for token, value, *top in self._values.read_list():
-            half = len(top) // 2
-            found.append(TokenLogprob(int(token), value, tuple(zip(map(int, top[:half]), top[half:], strict=True))))
-        return found
+        return self._values.read(lambda values: list_logprobs(values.numpy()))
+
+    def read_numbers(self) -> np.ndarray:
+        """The numbers themselves, once they are there: `list_logprobs` says what they are, whenever somebody asks."""
+        return self._values.read(lambda values: values.numpy().copy())
+
+
+Reported = tuple[np.ndarray, int]
+"""Numbers of a step's rows, as `PendingLogprobs.read_numbers` gives them, and which of the rows is meant."""
+
+
+def list_logprobs(values: np.ndarray) -> list[TokenLogprob]:
+    """Log-probabilities of numbers (n, 2 + 2 * top)."""
+    half = (values.shape[1] - 2) // 2
+    ids = values[:, : 2 + half].astype(np.int64).tolist()
+    return [
+        TokenLogprob(own[0], row[1], tuple(zip(own[2:], row[2 + half :], strict=True)))
+        for own, row in zip(ids, values.tolist(), strict=True)
+    ]
+
+
+def list_reported(reported: Sequence[Reported]) -> list[TokenLogprob]:
+    """The same of one row in steps after each other."""
+    return list_logprobs(np.stack([values[at] for values, at in reported])) if reported else []
 
 
 def fetch_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> PendingLogprobs:

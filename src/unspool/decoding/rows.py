@@ -38,7 +38,7 @@ class Rows:
         self._given: torch.Tensor | None = prompts.ids if any(self.offsets) else None  # what the view begins with
         self._view: torch.Tensor | None = None  # (rows, room): the history, if it is not the table itself
         self._on_host = HostHistory()  # of rows on a device
-        self._hides_padding = prompts.hides_padding
+        self.hides_padding = prompts.hides_padding
         self._columns: list[int] = []
         self._padding: torch.Tensor | None = None
         self._uniforms = {stream: Uniforms(stream) for stream in range(NUM_STREAMS)}
@@ -177,7 +177,7 @@ class Rows:
 
         A history of another `width` is that of `history(width)`.
         """
-        if not self._hides_padding:
+        if not self.hides_padding:
             return None
         width = max(self.ends) if width is None else width
         columns = [max(0, width - length) for length in self.lengths]
@@ -210,6 +210,11 @@ class Rows:
     def expect_last(self, tokens: Fetched) -> None:
         """Note that the rows' last tokens (rows,) are on their way to the host."""
         self._on_host.expect(tokens, max(self.ends))
+
+    def know_history(self, history: torch.Tensor) -> None:
+        """Note the rows' history (rows, width), which is on the host already."""
+        if self.device.type != "cpu":
+            self._on_host.know(history)
 
     def fetch_history(self) -> None:
         """Begin to copy to the host what `read_history` will be asked for, before more work is launched."""
@@ -273,7 +278,7 @@ class Rows:
         Returns how many columns to the right these rows and the new ones stand from now on: all end in one column.
         Both sets must hide their padding, or rows would see another number of padding columns than alone.
         """
-        if not (self._hides_padding and other._hides_padding):
+        if not (self.hides_padding and other.hides_padding):
             raise ValueError("rows whose padding counts as tokens can't stand beside others: hide it (hides_padding)")
         ends, others = set(self.ends), set(other.ends)
         if len(ends) > 1 or len(others) > 1:
@@ -285,7 +290,7 @@ class Rows:
         joined = torch.cat([F.pad(one, (0, room - one.shape[1]), value=self.pad_token_id) for one in tables])
         self._table = TokenTable(joined, self.pad_token_id)
         self._given = self._view = None
-        self._on_host.forget()
+        self._on_host.join(other._on_host, (end, other_end), shifts, self.pad_token_id)
         self.offsets = [one + shifts[0] for one in self.offsets] + [one + shifts[1] for one in other.offsets]
         held, self.lengths = self.lengths, self.lengths + other.lengths
         self.numbers = self.numbers + list(numbers)

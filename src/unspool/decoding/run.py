@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +25,7 @@ from unspool.decoding.prompt_logprobs import read_prompt_logprobs
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.randomness import draw_seed
 from unspool.decoding.reader import OpenDraftCache, Reader, between_passes
+from unspool.decoding.record import Reported, list_reported
 from unspool.decoding.returns import append_rows, build_output
 from unspool.decoding.rows import Rows
 from unspool.decoding.run_parts import prepare_parts
@@ -30,10 +33,13 @@ from unspool.decoding.scorer import Scorer
 from unspool.decoding.speculative.making import check_cache, make_drafter
 from unspool.decoding.tails import prepare_draws
 from unspool.errors import ResourceError, UnsupportedError
+from unspool.forks import make_lock
 from unspool.outputs import GenerateOutput, Stats, TokenLogprob
 from unspool.plan import Plan
 from unspool.protocols import Answer, Model, SourceAnswer
 from unspool.shortage import explain_shortage, is_out_of_memory
+
+_reading = make_lock(sys.modules[__name__], "_reading")  # of what steps of an engine reported
 
 
 class Run:
@@ -49,12 +55,15 @@ class Run:
         self.open_draft_cache: OpenDraftCache | None = None  # and that of a model that drafts
         self._reader: Reader | None = None
         self._turns: Turns | None = None
+        self._left: Result | None = None  # what its strategy adds to the output, if nothing else of it is kept
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.reasons: list[str | None] = [None] * self.num_rows
-        self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.num_rows)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.num_rows)]
+        self.reported: deque[Reported] = deque()  # log-probabilities of row 0 that nobody has looked at
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
         self.added_texts = [""] * self.num_rows  # what healing added to each row's prompt
-        self.stats = Stats(prompt_tokens=sum(prompts.lengths if prompts.source is None else prompts.source.lengths))
+        lengths = prompts.lengths if prompts.source is None else prompts.source.lengths
+        self.stats = Stats(prompt_tokens=sum(lengths), cached_tokens=_count_given(hooks.cache, prompts))
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
@@ -119,11 +128,29 @@ class Run:
         for row, tokens in emitted.tokens.items():
             self.emitted[row] += tokens
         for row, found in emitted.logprobs.items():
-            self.logprobs[row] += found
+            self._logprobs[row] += found
         for row, reason in emitted.finished.items():
             self.reasons[row] = reason
         if emitted.finished and not all(map(bool, self.reasons)):
             self.cache.put_aside(list(emitted.finished))
+
+    @property
+    def logprobs(self) -> list[list[TokenLogprob]]:
+        """Every row's log-probabilities so far, if they were asked for."""
+        if self.reported:
+            with _reading:
+                new = [self.reported.popleft() for _ in range(len(self.reported))]
+                self._logprobs[0] += list_reported(new)
+        return self._logprobs
+
+    def release(self) -> None:
+        """Let go of what its steps needed, once it has ended; what it returned stays."""
+        if self.parts.returns_output:
+            return
+        with suppress(Exception):  # of a strategy that was stopped before it had anything
+            self._left = self._result()
+        self._turns = self._reader = None
+        self.cache.held = self.cache.encoded = None
 
     def make_cache(self) -> Cache:
         """A cache as it would make for itself, with what its encoder reads: for an engine that steps its rows."""
@@ -168,13 +195,22 @@ class Run:
             prompt_lengths=prompts.lengths,
             divides_rows=parts.divides_rows,
         )
-        scorer = Scorer(reader, parts.processors, parts.record, copies_logits=hooks.has_foreign_processors)
+        scorer = Scorer(
+            reader,
+            parts.processors,
+            parts.record,
+            copies_logits=hooks.has_foreign_processors,
+            shows_all_rows=hooks.has_foreign_processors and hooks.knows_places,
+        )
         candidates = make_candidates(plan, reader, hooks.observer)
         if settings.prompt_logprobs is not None:
             self.prompt_logprobs = read_prompt_logprobs(reader, rows, settings.prompt_logprobs)
         if plan.do_sample and plan.num_beams == 1:
             vocab = parts.model.info.vocab_size
             prepare_draws(scorer.divide(whole=False)[1], parts.num_decoded_rows, vocab, rows.device)
+        finish = Finish(parts.criteria, is_last_forced=plan.is_last_forced)
+        if finish.needs_history and plan.num_beams == 1:
+            finish.begin([text.tolist() for text in prompts.list_arrays() for _ in range(plan.copies)])
         reader.prefill(rows)
         if plan.copies > 1:
             index = [row for row in range(prompts.num_rows) for _ in range(plan.copies)]
@@ -185,7 +221,7 @@ class Run:
         return make_turns(
             scorer,
             rows,
-            Finish(parts.criteria, is_last_forced=plan.is_last_forced),
+            finish,
             plan,
             rows_may_leave=not parts.wants_every_row,
             shows_table=hooks.shows_beams,
@@ -241,4 +277,13 @@ class Run:
         return build_output(fields, record, self.cache.encoded, is_encoder_decoder=has_encoder)
 
     def _result(self) -> Result:
+        if self._left is not None:
+            return self._left
         return Result() if self._turns is None else self._turns.result()
+
+
+def _count_given(cache: Cache | None, prompts: Prompts) -> int:
+    """Tokens of the prompts that a caller's cache holds already."""
+    if cache is None or prompts.source is not None:
+        return 0
+    return sum(map(min, cache.lengths, prompts.lengths))

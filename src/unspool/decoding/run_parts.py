@@ -70,6 +70,15 @@ class RunParts:
         return self.plan.num_beams > 1 or self.plan.drafting is not None
 
     @property
+    def drafts_unasked(self) -> bool:
+        """Whether it drafts without having been asked to."""
+        return self.plan.drafting is not None and self.plan.drafting.is_suggested
+
+    def without_drafts(self) -> RunParts:
+        """The same call, which chooses one token a step."""
+        return replace(self, plan=replace(self.plan, drafting=None))
+
+    @property
     def divides_rows(self) -> bool:
         """Whether beams are read in parts, to save memory."""
         return bool(self.settings.low_memory) and self.plan.num_beams > 1
@@ -78,7 +87,7 @@ class RunParts:
     def wants_every_row(self) -> bool:
         """Whether rows that have ended must stay in the batch."""
         return (
-            bool(self.hooks.processors or self.hooks.criteria)  # they may know rows by their place
+            self.hooks.knows_places
             or (self.hooks.cache is not None and not self.hooks.owns_cache)  # the caller's: no row of it may go
             or self.returns_output  # the cache and the steps' tensors are part of the answer
             or self.readout.needs_every_row
@@ -125,17 +134,21 @@ def prepare_parts(model: Model, prompts: Prompts, plan: Plan, hooks: Hooks) -> R
         readout,
         find_want(plan),
         record,
-        build_criteria(plan, hooks),
+        build_criteria(plan, prompts, hooks),
         build_processors(settings, describe_call(model, prompts, plan, hooks), plan.derived),
     )
-    if plan.drafting is not None and plan.drafting.is_suggested and not _takes_suggestion(parts):
-        parts = replace(parts, plan=replace(plan, drafting=None))
+    if parts.drafts_unasked and not _takes_suggestion(parts):
+        parts = parts.without_drafts()
     _check(parts)
     return parts
 
 
 def _takes_suggestion(parts: RunParts) -> bool:
-    """Whether a drafter that nobody asked for goes with everything else: one row, and nothing of the caller's."""
+    """Whether a drafter that the call did not ask for goes with everything else: one row, and nothing of the caller's;
+    one that `speculate="auto"` chose takes all that can be."""
+    drafting = parts.plan.drafting
+    if drafting is not None and drafting.is_auto:
+        return not any(getattr(processor, "remembers_steps", False) for processor in parts.processors)
     return (
         parts.num_decoded_rows == 1
         and not parts.wants_every_row

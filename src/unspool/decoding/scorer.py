@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from unspool.cache import ROLL_BACK, Cache
+from unspool.decoding.arguments import find_arguments, list_asked, pick_arguments
 from unspool.decoding.forwards import take_first_rows, take_position
 from unspool.decoding.observer import Observer, ProcessorStep, Scored
 from unspool.decoding.reader import Reader
@@ -17,6 +19,7 @@ from unspool.decoding.rows import Rows
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
+from unspool.logits.alone import unwrap
 from unspool.logits.blame import explain_no_token
 from unspool.logits.diversity import HammingDiversityLogitsProcessor
 from unspool.logits.fused import FusedTail, split_tail
@@ -27,13 +30,20 @@ class Scorer:
     """The processors of one call behind a reader: `next_logits` scores every row's next token."""
 
     def __init__(
-        self, reader: Reader, processors: LogitsProcessorList, record: Record, *, copies_logits: bool = False
+        self,
+        reader: Reader,
+        processors: LogitsProcessorList,
+        record: Record,
+        *,
+        copies_logits: bool = False,
+        shows_all_rows: bool = False,
     ) -> None:
         self.reader = reader
         self.record = record
         self._readout = reader.readout
         self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
-        self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them
+        self._shows_all_rows = shows_all_rows  # and may know rows by their place: it is shown all of them
+        self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them at last
         self._before: torch.Tensor | None = None  # the step's before it, if the cache can't go back to that one
         self._follow_processors(processors)
 
@@ -54,11 +64,11 @@ class Scorer:
             return result
         if self.processors:
             result.likeliest = result.epilogue = None  # they are of other scores
-            given = result.scores.clone() if self._copies_logits else result.scores
+            given = result.scores
             processors = self.processors
             if not whole and self._tail is not None and not self.record.keeps_scores:
                 processors, result.tail = self._head, self._tail
-            extra = self._find_extra(rows)
+            extra = find_arguments(self._takes, rows)
             if not self._readout.is_plain and "logits" in self._takes:
                 extra["logits"] = result.logits
             history, observer = rows.history(), self.record.observer
@@ -89,8 +99,10 @@ class Scorer:
         the group, vocab)."""
         result, history = self._read(rows, normalise=True), rows.history()
         whole = torch.zeros_like(result.logits) if self.record.keeps_steps else None
+        if self.record.observer is not None:
+            self.record.observer.see(Scored(result.logits, result.scores, result.scores, ()))
         for number, (places, own) in enumerate(zip(groups, index, strict=True)):
-            extra = _pick(self._find_extra(rows), own, places)
+            extra = pick_arguments(find_arguments(self._takes, rows), own, places)
             shown, given = (take_rows(values, places, own) for values in (history, result.scores))
             if self._copies_logits:
                 shown, given = shown.clone(), given.clone()
@@ -141,7 +153,7 @@ class Scorer:
         if forbidden is not None and (not forbidden or rows.device.type == "cpu"):
             return self.next_unprocessed(rows), forbidden
         scores = self._read(rows, normalise=True).scores
-        return head(rows.history(), scores, **self._find_extra(rows)) if head else scores, None
+        return head(rows.history(), scores, **find_arguments(self._takes, rows)) if head else scores, None
 
     def _process(
         self,
@@ -149,19 +161,44 @@ class Scorer:
         history: torch.Tensor,
         logits: torch.Tensor,
         given: torch.Tensor,
-        extra: Mapping[str, torch.Tensor],
+        extra: Mapping[str, Any],
         observer: Observer | None,
     ) -> torch.Tensor:
-        """The scores after the processors; an observer sees each one's work."""
-        if observer is None:
-            return processors(history, given, **extra)
-        steps, scores = [], given
+        """The scores after the processors; an observer sees each one's work.
+
+        Where they leave nothing of the few tokens that the readout left, the model's own logits stand in: they forbid
+        as much of these.
+        """
+        steps: list[ProcessorStep] = []
+        scores = self._apply(processors, history, given, extra, None if observer is None else steps)
+        if self._readout.cuts:
+            is_lost = ~((scores > -torch.inf) & (given > -torch.inf)).any(dim=-1, keepdim=True)
+            if bool(is_lost.any()):
+                given = torch.where(is_lost, logits, given)
+                steps.clear()
+                again = self._apply(processors, history, given, extra, None if observer is None else steps)
+                scores = torch.where(is_lost, again, scores)
+        if observer is not None:
+            observer.see(Scored(logits, given, scores, steps))
+        return scores
+
+    def _apply(
+        self,
+        processors: LogitsProcessorList,
+        history: torch.Tensor,
+        given: torch.Tensor,
+        extra: Mapping[str, Any],
+        steps: list[ProcessorStep] | None,
+    ) -> torch.Tensor:
+        """The scores after the processors; the work of each is added to `steps`."""
+        if steps is None:
+            return processors(history, given.clone() if self._copies_logits else given, **extra)
+        scores = given
         for processor in processors:
             alone = LogitsProcessorList([processor], starts=processors.starts)
             after = alone(history, scores.clone() if self._copies_logits else scores, **extra)
-            steps.append(ProcessorStep(processor, scores, after))
+            steps.append(ProcessorStep(unwrap(processor), scores, after))
             scores = after
-        observer.see(Scored(logits, given, scores, steps))
         return scores
 
     def _read(self, rows: Rows, *, normalise: bool, want: Want | None = None) -> Scores:
@@ -172,7 +209,7 @@ class Scorer:
         result = self._readout.read(forward, rows, normalise=normalise)
         if ROLL_BACK not in self.reader.cache.can:
             self._before = self._given
-        self._given = result.scores
+        self._given = result.logits if self._readout.cuts else result.scores
         return result
 
     def forget(self, num_steps: int) -> None:
@@ -228,18 +265,18 @@ class Scorer:
         groups: dict[int, list[int]] = {}
         for place in places:
             groups.setdefault(ends[place], []).append(place)
-        if len(groups) == 1 and (self._copies_logits or len(places) == len(rows)):
-            extra = self._find_extra(rows, ends[places[0]])
+        if len(groups) == 1 and (self._shows_all_rows or len(places) == len(rows)):
+            extra = find_arguments(self._takes, rows, ends[places[0]])
             return self._process(processors, rows.history(ends[places[0]]), logits, given, extra, observer)
         scores = given.clone()
         for width, members in groups.items():
             index = send(members, logits.device)
-            extra = self._find_extra(rows, width)
-            if self._copies_logits:  # a caller's own processor may know rows by their place: it is shown all of them
+            extra = find_arguments(self._takes, rows, width)
+            if self._shows_all_rows:
                 scores[index] = processors(rows.history(width), given.clone(), **extra)[index]
                 continue
             chosen = processors.select_rows(index)
-            scores[index] = chosen(rows.history(width)[index], given[index], **_pick(extra, index, members))
+            scores[index] = chosen(rows.history(width)[index], given[index], **pick_arguments(extra, index, members))
         return scores
 
     # --- what others ask -----------------------------------------------------------------------------
@@ -324,7 +361,11 @@ class Scorer:
             self.processors,
             rows.history(width) if history is None else history,
             logits,
-            {**self._find_extra(rows, width), "current_tokens": rows.history(width)[:, -1], "beam_group_idx": 0},
+            {
+                **find_arguments(self._takes, rows, width),
+                "current_tokens": rows.history(width)[:, -1],
+                "beam_group_idx": 0,
+            },
             place=place,
             where=f"row {rows.numbers[place]}, at position {rows.lengths[place]}",
         )
@@ -338,28 +379,13 @@ class Scorer:
         """Take in the rows of another scorer, after these: see `TokenTurns.admit`."""
         self.reader.admit(other.reader, cache)
         self._copies_logits = self._copies_logits or other._copies_logits
+        self._shows_all_rows = self._shows_all_rows or other._shows_all_rows
         self._follow_processors(self.processors.join_rows(other.processors, counts, shifts))
 
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
         self._head, self._tail = split_tail(processors)
-        self._takes = frozenset(name for name in ("uniforms", "pads", "logits", "host_ids") if processors.takes(name))
-
-    def _find_extra(self, rows: Rows, width: int | None = None) -> dict[str, torch.Tensor]:
-        """What processors may ask for beside the history (of `width` columns) and the scores."""
-        extra = {}
-        if "uniforms" in self._takes:
-            extra["uniforms"] = rows.uniforms(stream=1)
-        if "pads" in self._takes and (pads := rows.padding(width)) is not None:
-            extra["pads"] = pads
-        if "host_ids" in self._takes:
-            extra["host_ids"] = rows.read_history(width)
-        return extra
-
-
-def _pick(extra: Mapping[str, torch.Tensor], index: torch.Tensor, places: Sequence[int]) -> dict[str, torch.Tensor]:
-    """What belongs to the rows at `places`, which `index` has on the device; `host_ids` are on the host."""
-    return {name: values[list(places) if name == "host_ids" else index] for name, values in extra.items()}
+        self._takes = list_asked(processors)
 
 
 def take_rows(values: torch.Tensor, places: Sequence[int], index: torch.Tensor) -> torch.Tensor:

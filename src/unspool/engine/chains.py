@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from unspool.decoding.arguments import find_arguments, list_asked
 from unspool.decoding.rows import Rows
 from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.tails import JoinedTails, draw_from_tail
@@ -26,6 +27,7 @@ class Step:
     _logits: torch.Tensor | None = None
     _uniforms: dict[int, torch.Tensor] = field(default_factory=dict)
     _history: torch.Tensor | None = None
+    _host_history: torch.Tensor | None = None
 
     @property
     def logits(self) -> torch.Tensor:
@@ -48,6 +50,12 @@ class Step:
             self._history = self.rows.history()
         return self._history
 
+    def host_history(self) -> torch.Tensor:
+        """The same on the host."""
+        if self._host_history is None:
+            self._host_history = self.rows.read_history()
+        return self._host_history
+
     def uniforms(self, stream: int) -> torch.Tensor:
         """A number for every row, worked out once for all chains."""
         if stream not in self._uniforms:
@@ -63,7 +71,7 @@ class Chain:
         self.places = list(places)  # rows of the batch
         self.shift = shift  # columns before those that all its rows would have alone
         self._index: torch.Tensor | None = None
-        self._span: slice | None = None  # its places, if they stand side by side
+        self.span: slice | None = None  # its places, if they stand side by side
         self._pads: tuple[torch.Tensor, torch.Tensor] | None = (
             None  # all rows' padding, and what its own rows see of it
         )
@@ -73,12 +81,12 @@ class Chain:
     def _follow_places(self) -> None:
         places, self._index, self._pads = self.places, None, None
         first, count = (places[0], len(places)) if places else (0, 0)
-        self._span = slice(first, first + count) if places == list(range(first, first + count)) else None
+        self.span = slice(first, first + count) if places == list(range(first, first + count)) else None
 
     def _follow(self, processors: LogitsProcessorList) -> None:
         self.processors = processors
         self._head, self._tail = split_tail(processors) if self.do_sample else (processors, None)
-        self._takes = frozenset(name for name in ("uniforms", "pads") if processors.takes(name))
+        self._takes = list_asked(processors)
 
     def admit(self, other: Chain) -> bool:
         """Take in the rows of another chain, if the two are alike in all but values per row."""
@@ -118,26 +126,26 @@ class Chain:
 
     def is_whole(self, num_rows: int) -> bool:
         """Whether its rows are all of so many, in order."""
-        return self._span == slice(0, num_rows)
+        return self.span == slice(0, num_rows)
 
     def choose(self, step: Step) -> torch.Tensor:
         """The tokens (rows of the chain,)."""
         if self.is_greedy:
             likeliest = step.likeliest
-            return take_likeliest(self._pick(step.logits)) if likeliest is None else self._pick(likeliest)
+            return take_likeliest(self.pick(step.logits)) if likeliest is None else self.pick(likeliest)
         scores = self.score(step)
         if not self.do_sample:
             return take_likeliest(scores)
-        uniforms = self._pick(step.uniforms(0))
+        uniforms = self.pick(step.uniforms(0))
         return draw(scores, uniforms) if self._tail is None else draw_from_tail(self._tail, scores, uniforms)
 
     def score(self, step: Step) -> torch.Tensor:
         """The scores (rows of the chain, vocab) before the tail, or what is chosen from if there is none."""
-        scores = self._pick(step.logits)
+        scores = self.pick(step.logits)
         if not self._head:
             return scores
-        history = self._pick(step.history())[:, self.shift :]
-        return self._head(history, scores, **self._find_extra(step))
+        history = self.pick(step.history())[:, self.shift :]
+        return self._head(history, scores, **find_arguments(self._takes, _ChainRows(self, step)))
 
     @property
     def tail(self) -> FusedTail | None:
@@ -149,11 +157,11 @@ class Chain:
         """Whether processors change the scores before the tail."""
         return bool(self._head)
 
-    def _pick(self, values: torch.Tensor) -> torch.Tensor:
+    def pick(self, values: torch.Tensor) -> torch.Tensor:
         """Its own of all rows' values: those very values, or a part of them, if its rows stand side by side."""
-        if self._span is None:
+        if self.span is None:
             return values.index_select(0, self.find_index(values.device))
-        return values if self.is_whole(len(values)) else values[self._span]
+        return values if self.is_whole(len(values)) else values[self.span]
 
     def find_index(self, device: torch.device) -> torch.Tensor:
         """Its places on a device."""
@@ -161,16 +169,38 @@ class Chain:
             self._index = send(self.places, device)
         return self._index
 
-    def _find_extra(self, step: Step) -> dict[str, torch.Tensor]:
-        extra: dict[str, torch.Tensor] = {}
-        if "uniforms" in self._takes:
-            extra["uniforms"] = self._pick(step.uniforms(1))
-        if "pads" in self._takes and (pads := step.rows.padding()) is not None:
-            if self._pads is None or self._pads[0] is not pads:  # the same in every step, until rows come or go
-                own = self._pick(pads)
-                self._pads = pads, (own - self.shift).clamp(min=0) if self.shift else own
-            extra["pads"] = self._pads[1]
-        return extra
+    def find_pads(self, pads: torch.Tensor | None) -> torch.Tensor | None:
+        """What its rows see of all rows' padding, which is the same in every step until rows come or go."""
+        if pads is None:
+            return None
+        if self._pads is None or self._pads[0] is not pads:
+            own = self.pick(pads)
+            self._pads = pads, (own - self.shift).clamp(min=0) if self.shift else own
+        return self._pads[1]
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether a processor reads the history on the host."""
+        return "host_ids" in self._takes
+
+
+@dataclass(slots=True)
+class _ChainRows:
+    """The rows of a chain in a step, as its processors see them."""
+
+    chain: Chain
+    step: Step
+    padded: Sequence[int] = ()  # rows that have ended leave
+
+    def uniforms(self, stream: int = 0) -> torch.Tensor:
+        return self.chain.pick(self.step.uniforms(stream))
+
+    def padding(self, width: int | None = None) -> torch.Tensor | None:  # noqa: ARG002 - a step's rows end together
+        return self.chain.find_pads(self.step.rows.padding())
+
+    def read_history(self, width: int | None = None) -> torch.Tensor:  # noqa: ARG002
+        chain, history = self.chain, self.step.host_history()
+        return (history[chain.places] if chain.span is None else history[chain.span])[:, chain.shift :]
 
 
 class JoinedDraw:

@@ -48,6 +48,13 @@ class DraftPools:
                     del self._held[number]
                 return
 
+    def clear(self) -> None:
+        """Let the memory of all pools go."""
+        while self._held:
+            _, held = self._held.popitem()
+            held.joint.clear()
+            held.pool.close()
+
     def find(self, model: Model) -> DraftPool | None:
         """What requests have of a draft model; None if none uses it."""
         return self._held.get(id(model))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+import traceback
 import weakref
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -16,17 +18,20 @@ from unspool.engine.flights import Landed, PlainRow
 from unspool.engine.inbox import Inbox
 from unspool.engine.joined import JoinedTask, join_reads
 from unspool.engine.looks import take_look
+from unspool.engine.mailbox import Usher
 from unspool.engine.memory import EngineMemory
 from unspool.engine.passes import Passes, PassJob, mark_stream
 from unspool.engine.plain import PlainRows
 from unspool.engine.prefixes import PrefixIndex
-from unspool.engine.request import Request
+from unspool.engine.request import Request, make_fork_error
 from unspool.engine.scheduler import Limits, Scheduler, Status, Turn
 from unspool.engine.special_run import count_wanted
 from unspool.engine.special_tasks import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError
+from unspool.forks import after_fork
+from unspool.kernels.by_thread import forget_thread
 from unspool.protocols import Model
 
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
@@ -58,6 +63,10 @@ class Driver:
         self.death: EngineError | None = None
         self._thread: threading.Thread | None = None
         self._device = model.device
+        self._usher = Usher()
+        self._short: list[tuple[Task | None, PassJob]] = []  # passes that there was no memory for; None: the rows' step
+        self._torn: list[BaseException] = []  # errors that requests ended with in the last turn
+        after_fork(self, Driver._leave)
         self._reading: Any = None  # comes when a GPU has read the prompts that were launched in the last turn
 
     # --- from any thread ---------------------------------------------------------------------------------------
@@ -74,7 +83,7 @@ class Driver:
                     f"{waiting} requests wait already, and the engine's queue has room for {most} (max_waiting); "
                     "submit it again when others are done"
                 )
-            task.request.attach(self)
+            task.request.attach(self, self._usher)
             self.inbox.put(task)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="unspool engine", daemon=True)
@@ -89,14 +98,35 @@ class Driver:
         """Hand over each token of those whose readers wait for them."""
         self._plain.listen()
 
+    def _leave(self) -> None:
+        """In a forked child: the thread is not there, and in the middle of something for ever."""
+        self.inbox.leave()
+        self.death, self._thread = make_fork_error(), None
+
     def close(self) -> None:
         """End all requests, then the thread. Closing twice is fine."""
         with self.inbox.changed:
             self.inbox.is_closing = True
             self.inbox.changed.notify()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is None:
+            self._give_back()
+        elif thread is not threading.current_thread():
             thread.join()
+
+    def _give_back(self) -> None:
+        """Give all memory back, even where answers, requests or errors are still held."""
+        for error in self._torn:
+            _clear_frames(error)
+        self._torn.clear()
+        self._plain.close()
+        self._passes.close()
+        self._memory.close()
+        self._reading = None
+        if self._device.type == "cuda":
+            forget_thread(threading.get_ident())
+            with suppress(Exception):  # a device that has failed must not hold up the close
+                torch.cuda.empty_cache()  # what another engine may take is counted by what the device has left
 
     @property
     def num_waiting(self) -> int:
@@ -124,6 +154,7 @@ class Driver:
         except BaseException as death:
             error = death
         self._end_all(error)
+        self._give_back()
 
     def _end_all(self, error: BaseException | None) -> None:
         """End every request: as cancelled, or with the error that ended the thread."""
@@ -149,11 +180,13 @@ class Driver:
                 self.counters.failed += self.death is not None
                 task.request.finish(self.death)
         self._tasks.clear()
-        self._plain.close()
-        self._memory.close()
+        if error is not None:
+            self._torn.append(error)
 
     # --- a turn --------------------------------------------------------------------------------------------------
     def _turn(self) -> None:
+        while self._torn:  # what they passed through is over by now
+            _clear_frames(self._torn.pop())
         self._take_in()
         self._memory.begin_turn()
         if self._plain.runs_ahead and self.scheduler.is_short:
@@ -188,6 +221,8 @@ class Driver:
             self._take(number, job)
         self._specials.await_copies()
         self._note(self._plain.land())
+        self._make_room()
+        self._usher.wake(everybody=self._plain.is_idle)
         if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
 
@@ -202,7 +237,9 @@ class Driver:
     def _take_in(self) -> None:
         """Enter new requests, and end those that were cancelled."""
         incoming, cancelled = self.inbox.take_all()
-        for task in incoming:
+        is_busy = len(self._tasks) + len(incoming) > 1
+        for new in incoming:
+            task = new.step_with_others() if is_busy and isinstance(new, SpecialTask) else new
             self._tasks[task.entry.number] = task
             self.scheduler.add(task.entry)
         for number in cancelled:
@@ -242,6 +279,9 @@ class Driver:
                 tokens = job.ask.tokens
                 if job.forward is not None and tokens is not None and tokens.shape[1] > 1:
                     self.counters.prompt_tokens += job.num_tokens
+                if job.is_short:
+                    self._read_less(task, job)
+                    return
                 self._specials.take(task, job)
         except Exception as error:
             self._fail(task, error)
@@ -251,6 +291,9 @@ class Driver:
             assert job.error is not None
             if isinstance(task, JoinedTask) and not task.is_alone:
                 task.read_alone()  # the error may be another's
+                return
+            if job.is_short:
+                self._read_less(task, job)
                 return
             raise job.error
         assert job.ask.tokens is not None
@@ -270,9 +313,10 @@ class Driver:
             assert stepping.error is not None
             self.inbox.let_in()
             self._note(plain.land_all())
-            for task in [task for task in self._tasks.values() if isinstance(task, PlainTask)]:
-                if task.entry.status is Status.RUNNING:
-                    self._fail(task, stepping.error)
+            if stepping.is_short:
+                self._short.append((None, stepping))
+            else:
+                self._fail_rows(stepping.error)
             return
         plain.launch(None if stepping is None else stepping.forward)
         self.inbox.let_in()
@@ -289,6 +333,9 @@ class Driver:
             now, lineup, tokens = time.perf_counter(), step.lineup, step.tokens
             for enter, token in zip(lineup.enter, tokens, strict=True):
                 enter(token)
+            for places, values in step.reported:
+                for at, place in enumerate(places):
+                    lineup.rows[place].reported.append((values, at))
             self.counters.note_tokens(len(tokens))
             for place in lineup.find_noted(tokens, step.edges):
                 row, token = lineup.rows[place], tokens[place]
@@ -317,7 +364,7 @@ class Driver:
         try:
             if min(tokens) < 0:
                 raise task.explain_no_token(rows[tokens.index(min(tokens))])
-            emitted = task.note(rows, tokens, [step.logprobs.get(place) for place in places])
+            emitted = task.note(rows, tokens)
         except Exception as error:
             self._fail(task, error)
             return []
@@ -326,6 +373,52 @@ class Driver:
         if ended and task.rows:
             self.scheduler.set_rows(task.entry.number, len(task.rows))
         return ended
+
+    # --- memory is short ---------------------------------------------------------------------------------------------
+    def _read_less(self, task: Task, job: PassJob) -> None:
+        """After a pass that there was no memory for: let the next ones be smaller, or others go first."""
+        special = task.special if isinstance(task, SpecialTask) else None
+        can_cut = job.ask.tokens is not None and (special is None or special.can_cut)
+        if special is not None and can_cut:
+            self.scheduler.note_ask(task.entry.number, special.num_columns)
+        if not can_cut or not self.scheduler.read_less(task.entry.number, job.num_tokens):
+            self._short.append((task, job))
+        elif isinstance(task, JoinedTask):
+            task.reset()  # states that were written to can't be taken back
+
+    def _make_room(self) -> None:
+        """After passes that there was no memory for: send requests back to the queue, the last ones first. If no
+        request could go, those whose passes they were end with the error."""
+        if not self._short:
+            return
+        short, self._short = self._short, []
+        self._note(self._plain.land_all())  # rows that are sent back must know all their tokens
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        left = [(task, job) for task, job in short if task is None or task.entry.number in self._tasks]
+        keeps = next((task.entry.number for task, _ in left if task is not None), None)
+        if self.scheduler.step_fewer(keeps):
+            return
+        for task, job in left:
+            assert job.error is not None
+            if task is None and len(self._plain) == job.num_rows:
+                self._fail_rows(job.error)
+            elif isinstance(task, PlainTask):
+                self._fail(task, job.error)
+            elif isinstance(task, SpecialTask):
+                self._take_special(task, job)
+
+    def _fail_rows(self, error: Exception) -> None:
+        """End the requests whose rows are stepped with an error."""
+        for task in [task for task in self._tasks.values() if isinstance(task, PlainTask)]:
+            if task.entry.status is Status.RUNNING:
+                self._fail(task, error)
+
+    def _take_special(self, task: SpecialTask, job: PassJob) -> None:
+        try:
+            self._specials.take(task, job)
+        except Exception as error:
+            self._fail(task, error)
 
     # --- tasks end ---------------------------------------------------------------------------------------------------
     def _release(self, number: int) -> None:
@@ -374,6 +467,7 @@ class Driver:
             if isinstance(task, PlainTask):
                 task.hand_over(time.perf_counter())
             self.counters.failed += 1
+            self._torn.append(error)
             task.request.finish(error)
 
     def _stop(self, number: int, reason: str) -> None:
@@ -394,6 +488,18 @@ class Driver:
     def look(self) -> EngineStats:
         """What it has done and is doing."""
         return take_look(self.counters, self._memory, self.scheduler, self.num_waiting, self._passes.num_passes)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let go of what an error has passed through: an error that is kept would keep passes and caches. Lines stay."""
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        one = chain.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            chain += [one.__cause__, one.__context__]
 
 
 def _keep_prefix(prefixes: PrefixIndex, row: PlainRow, blocks: list[int], num_held: int) -> None:

@@ -10,14 +10,17 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
 import torch
 
-from unspool.api import LanguageModel
+from unspool.api import LanguageModel, load
 from unspool.api.calls import feed
 from unspool.api.core import as_model
+from unspool.api.prompt import OMITTED
+from unspool.callbacks import check_streamer
 from unspool.config import GenerationConfig
 from unspool.decoding.among import Needs, find_needs
 from unspool.engine.drafts import can_page
@@ -31,6 +34,7 @@ from unspool.engine.special_run import import_greenlet
 from unspool.engine.stats import EngineStats
 from unspool.engine.tasks import PlainTask, SpecialTask
 from unspool.errors import EngineError, ResourceError, SettingError, UnsupportedError
+from unspool.kernels.presence import refuse_forked
 from unspool.loading.model import LoadedParts
 from unspool.numeric import is_number
 from unspool.outputs import Generation
@@ -90,6 +94,7 @@ class Engine:
     ) -> None:
         self._lm = lm if isinstance(lm, LanguageModel) else _as_language_model(lm)
         model = self._lm.model
+        refuse_forked(model.device)
         is_gpu = model.device.type == "cuda"
         most = _ROWS_ON_GPU if is_gpu else _MOST_ROWS
         rows = _read_count("max_rows", max_rows, _ROWS_ON_GPU if is_gpu else _ROWS_ON_CPU, most)
@@ -100,7 +105,7 @@ class Engine:
         if batch_invariant:
             _check_invariance(model)
         layout = BlockLayout(model, cache_implementation, cache_config, block_size)
-        num_blocks = layout.count_blocks(memory, rows)
+        num_blocks = layout.count_blocks(memory, rows, tokens)
         self._memory = EngineMemory(
             layout, num_blocks, rows, has_blocks=can_page(model), shares_prefixes=share_prefixes
         )
@@ -112,7 +117,7 @@ class Engine:
     # --- requests ------------------------------------------------------------------------------------------
     def submit(
         self,
-        prompt: Any = None,
+        prompt: Any = OMITTED,
         *,
         priority: int = 0,
         deadline: float | None = None,
@@ -133,6 +138,7 @@ class Engine:
             raise SettingError("`tenant` is a name of at most 256 characters")
         if self._driver.is_closed:
             raise self._driver.death or EngineError("the engine is closed and takes no more requests; make another")
+        check_streamer(streamer)
         with self._driver.inbox.asking(), self._beside():
             return self._submit(prompt, priority, deadline, tenant, streamer, settings)
 
@@ -156,7 +162,7 @@ class Engine:
     ) -> Request:
         memory = self._memory
         answer = self._lm.start(prompt, **self._choose_cache(settings))
-        needs = find_needs(answer.run, memory.kind, memory.config)
+        needs = find_needs(answer.run.parts, memory.kind, memory.config)
         number, now = next(self._numbers), time.monotonic()
         request = Request(answer, number, priority=priority, deadline=deadline)
         is_plain = needs.is_plain and self._memory.pool is not None
@@ -180,12 +186,30 @@ class Engine:
             task = JoinedTask(request, needs, entry, tenant)
         else:
             task = SpecialTask(request, needs, entry, tenant)
+            task.stepped = self._make_stepped(request, entry, tenant)
         if self._stream is not None:
             self._stream.synchronize()  # what was made is there when the driving thread reads it
         self._driver.submit(task)
         if feeding is not None:
             feeding.start()
         return request
+
+    def _make_stepped(self, request: Request, entry: Entry, tenant: str) -> PlainTask | None:
+        """How a request that drafts without having been asked to is stepped with others; None if that can't be."""
+        parts, memory = request.answer.run.parts, self._memory
+        if not parts.drafts_unasked or memory.pool is None:
+            return None
+        parts = parts.without_drafts()
+        needs = find_needs(parts, memory.kind, memory.config)
+        if not needs.is_plain:
+            return None
+        own = self._make_entry(entry.number, needs, is_plain=True)
+        own.priority, own.arrived, own.deadline = entry.priority, entry.arrived, entry.deadline
+        if self._driver.scheduler.explain_refusal(own) is not None:
+            return None
+        task = PlainTask(request, needs, own, tenant, parts)
+        task.prepare(memory)
+        return task
 
     def _choose_cache(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The settings of a request that says nothing of its cache, if the engine's blocks are not the usual ones."""
@@ -308,7 +332,9 @@ class Engine:
 
 
 def _as_language_model(model: Any) -> LanguageModel:
-    """A bare model as one without a tokenizer."""
+    """A bare model as one without a tokenizer; what a name or a path stands for."""
+    if isinstance(model, str | PathLike):
+        return load(model if isinstance(model, str) else Path(model))
     core = cast(Any, as_model(model))
     config = getattr(core, "generation_config", None) or GenerationConfig()
     return LanguageModel(LoadedParts(core.info.family, Path(), core, getattr(model, "tokenizer", None), config))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -10,10 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from unspool.decoding.record import PendingLogprobs
+from unspool.decoding.record import PendingLogprobs, Reported
 from unspool.decoding.select import NO_TOKEN
 from unspool.engine.prefixes import BlockNames
-from unspool.outputs import TokenLogprob
 
 
 class Owner(Protocol):
@@ -22,6 +21,11 @@ class Owner(Protocol):
     @property
     def quick_ends(self) -> Collection[int] | None:
         """The tokens that end its row, if little else does; None if every step of its rows must be looked at."""
+        ...
+
+    @property
+    def known_ends(self) -> Mapping[int, bool] | None:
+        """Other tokens with which its row may end, or can't, as far as that is known; None if there are none."""
         ...
 
     @property
@@ -43,6 +47,7 @@ class PlainRow:
     text: np.ndarray  # those that it comes in with
     is_done: bool = False
     has_left: bool = False  # it takes part in no more steps
+    reported: list[Reported] = field(default_factory=list)  # its new tokens' log-probabilities, where they are wanted
     last_step: float = inf  # the number of the step that gives it its last token, whatever that is
 
 
@@ -61,6 +66,11 @@ class Lineup:
         self.heard = [
             place for place, row in enumerate(rows) if row.owner.quick_ends is not None and row.owner.is_heard
         ]
+        self.watched = [  # rows that texts may end: with which tokens they can
+            (place, known.get)
+            for place, row in enumerate(rows)
+            if row.owner.quick_ends is not None and (known := row.owner.known_ends) is not None
+        ]
         self.others: dict[Any, list[int]] = {}  # by owner: rows that are looked at in every step
         for place, row in enumerate(rows):
             if row.owner.quick_ends is None:
@@ -69,10 +79,12 @@ class Lineup:
     def find_noted(self, tokens: Sequence[int], edges: Sequence[int]) -> list[int]:
         """The places of quick rows that may have ended or whose tokens are waited for; `edges` are those that got
         their first token, or the last that they may get."""
-        if self.ends.isdisjoint(tokens):
-            return [*edges, *self.heard] if edges or self.heard else []
-        ended = [place for place, token in enumerate(tokens) if token in self.ends]
-        return [*edges, *self.heard, *ended]
+        noted = [*edges, *self.heard] if edges or self.heard else []
+        if self.watched:
+            noted += [place for place, knows in self.watched if knows(tokens[place], True)]
+        if not self.ends.isdisjoint(tokens):
+            noted += [place for place, token in enumerate(tokens) if token in self.ends]
+        return noted
 
 
 @dataclass(slots=True)
@@ -82,7 +94,7 @@ class Landed:
     lineup: Lineup
     tokens: list[int]
     edges: list[int]  # places of rows that got their first token, or the last that they may get
-    logprobs: dict[int, TokenLogprob]  # by place in the lists, where they are wanted
+    reported: list[tuple[list[int], np.ndarray]]  # log-probabilities of the rows at these places, where wanted
 
 
 @dataclass(slots=True)
@@ -100,10 +112,8 @@ class Flight:
         """The tokens, once they are there."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        logprobs = {
-            place: one for places, found in self.reported for place, one in zip(places, found.read(), strict=True)
-        }
-        return Landed(self.lineup, self.tokens.tolist(), self.edges, logprobs)
+        reported = [(places, found.read_numbers()) for places, found in self.reported]
+        return Landed(self.lineup, self.tokens.tolist(), self.edges, reported)
 
 
 class Runway:

@@ -40,6 +40,13 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._incoming)
 
+    def leave(self) -> None:
+        """In a forked child: no thread takes what is put here, and none holds what is waited for."""
+        self.changed, self.is_closing = threading.Condition(), True
+        self._is_free = threading.Event()
+        self._is_free.set()
+        self._num_asking, self._is_gathering = 0, False
+
     @property
     def has_mail(self) -> bool:
         """Whether there is something to take."""

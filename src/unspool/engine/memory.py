@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from unspool.cache import BlockPool, KeyShape, PagedCache, find_kind, read_options
-from unspool.cache.paged.joint import find_counted, list_windows
+from unspool.cache.paged.joint import close_pools, find_counted, list_windows
 from unspool.cache.stores.quantization import OPTIONS, read_quantized_config
 from unspool.engine.drafts import DraftPools
 from unspool.engine.prefixes import PrefixIndex
@@ -19,6 +19,9 @@ from unspool.protocols import Model
 KINDS: Final = ("paged", "paged_hybrid", "paged_quantized")  # that an engine's keys can lie in
 _PART_OF_GPU: Final = 0.8  # of what is free, where nobody says how much
 _PART_OF_HOST: Final = 0.25  # of what the machine has
+_MOST_OF_FREE: Final = 0.97  # for keys and passes together
+_PADDED: Final = 1.5  # tokens of a pass over prompts of several lengths, for each of theirs
+_HEADS: Final = 10  # copies of the logits of all rows: captured steps of fewer rows have theirs, and so have processors
 _USUAL_ROW: Final = 4096  # positions that every row can have, where there is so much
 _FEWEST: Final = 16  # blocks
 
@@ -90,9 +93,12 @@ class EngineMemory:
         self._num_idle = None
 
     def close(self) -> None:
-        """Give back what is kept."""
+        """Give all memory back, whoever still holds a cache over it."""
         if self.prefixes is not None:
             self.prefixes.clear()
+        self.drafts.clear()
+        if self._first is not None:
+            close_pools(self._first)
 
 
 class BlockLayout:
@@ -139,8 +145,9 @@ class BlockLayout:
         assert isinstance(made, PagedCache)
         return made
 
-    def count_blocks(self, memory: int | None, max_rows: int) -> int:
-        """How many blocks an engine takes: as many as `memory` bytes hold, or as the machine can spare for all rows."""
+    def count_blocks(self, memory: int | None, max_rows: int, tokens_per_pass: int) -> int:
+        """How many blocks an engine takes: as many as `memory` bytes hold, or as the machine can spare for all rows
+        beside the largest pass."""
         per_block = self.count_block_bytes()
         apart = self.num_apart * max_rows * self.block_size * count_position_bytes(self._model)
         if memory is not None:
@@ -156,7 +163,12 @@ class BlockLayout:
             return int(blocks)
         longest = min(self._model.info.max_context or _USUAL_ROW, _USUAL_ROW)
         wanted = max_rows * max(1, self.use.count(longest, longest, self.block_size))
-        return int(max(_FEWEST, min(wanted, (_find_spare(self._model.device) - apart) // per_block)))
+        return int(max(_FEWEST, min(wanted, (self._find_spare(max_rows, tokens_per_pass) - apart) // per_block)))
+
+    def _find_spare(self, max_rows: int, tokens_per_pass: int) -> int:
+        device = self._model.device
+        free, part = _find_free(device), _PART_OF_GPU if device.type == "cuda" else _PART_OF_HOST
+        return int(min(free * part, free * _MOST_OF_FREE - count_pass_bytes(self._model, tokens_per_pass, max_rows)))
 
     def count_block_bytes(self) -> int:
         """Bytes of one block in all the layers that share it."""
@@ -185,9 +197,20 @@ def count_position_bytes(model: Model) -> int:
     return int(shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize)
 
 
-def _find_spare(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _PART_OF_GPU)
+def count_pass_bytes(model: Model, num_tokens: int, num_rows: int) -> int:
+    """Bytes that an engine's own passes take at most, about: states of one over so many tokens of prompts, and the
+    logits of so many rows."""
+    info = model.info
+    ffn = getattr(getattr(model, "spec", None), "ffn_size", None)
+    width = 6 * info.hidden_size + 3 * (ffn if isinstance(ffn, int) else 4 * info.hidden_size)
+    states = num_tokens * _PADDED * width * model.dtype.itemsize
+    return int(states + _HEADS * num_rows * info.vocab_size * torch.float32.itemsize)
+
+
+def _find_free(device: torch.device) -> int:
+    if device.type == "cuda":  # torch's own spare pieces are given back to the device when they are needed
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + spare
     import os
 
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _PART_OF_HOST)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

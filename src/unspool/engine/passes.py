@@ -9,12 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from unspool.cache import PagedCache
+from unspool.cache import ROLL_BACK, PagedCache
 from unspool.cache.paged.joint import JointRows, shares_pool
 from unspool.decoding.reader import answer_at_once
 from unspool.engine.drafts import DraftPool
 from unspool.engine.memory import EngineMemory
 from unspool.protocols import Ask, Forward
+from unspool.shortage import is_out_of_memory
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,11 @@ class PassJob:
     is_brief: bool = False
     forward: Forward | None = None
     error: Exception | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there was no memory for it: it may be asked again, in smaller parts."""
+        return self.error is not None and is_out_of_memory(self.error)
 
     @property
     def num_rows(self) -> int:
@@ -76,8 +82,13 @@ class Passes:
             for job in members:
                 on_answered(job)
 
+    def close(self) -> None:
+        """Let go of the rows that are kept from pass to pass."""
+        self._joint.clear()
+
     def _run_alone(self, job: PassJob) -> None:
         self.num_passes += 1
+        lengths = list(job.ask.cache.lengths)
         try:
             ask, device = job.ask, job.ask.model.device
             if ask.tokens is not None and ask.tokens.device.type != device.type:
@@ -85,6 +96,8 @@ class Passes:
             job.forward = answer_at_once(ask)
         except Exception as error:
             job.error = error
+            if is_out_of_memory(error):
+                _undo(job.ask.cache, lengths)
 
     def _find_key(self, ask: Ask) -> Hashable | None:
         """What asks of one pass have in common; None for one that is read alone."""
@@ -139,6 +152,14 @@ class Passes:
         answers = _divide(forward, [tuple(part.shape) for part in tokens])
         for job, answer in zip(jobs, answers, strict=True):
             job.forward = answer
+
+
+def _undo(cache: Any, lengths: list[int]) -> None:
+    """Let a cache be what it was before a pass that there was no memory for, if the pass has moved it on."""
+    if lengths and list(cache.lengths) != lengths and len(cache.lengths) == len(lengths) and ROLL_BACK in cache.can:
+        cache.truncate(lengths)
+    elif not lengths and any(cache.lengths) and isinstance(cache, PagedCache):
+        cache.select_rows([])
 
 
 def _send(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

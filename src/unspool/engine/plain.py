@@ -25,13 +25,14 @@ from unspool.decoding.rows import Rows
 from unspool.decoding.select import take_likeliest
 from unspool.engine.chains import Chain, JoinedDraw, Step
 from unspool.engine.flights import Flight, Landed, Lineup, PlainRow, Runway
-from unspool.kernels.sending import send
+from unspool.kernels.sending import fetch, send
 from unspool.protocols import LAST, Ask, Forward, Model, Want
 
 OnLeave = Callable[["PlainRow", list[int], int], None]
 """Called with a row that leaves, its blocks, and how many positions they hold."""
 
 LIKELIEST: Final = Want(is_brief=True, likeliest_only=True)
+BRIEF: Final = Want(is_brief=True)
 _PAD = 0  # stands where a row has no token; processors get what is padding
 
 
@@ -77,7 +78,8 @@ class PlainRows:
         self._runway = Runway()
         self._lineup: Lineup | None = None  # the members' rows, until others come or somebody begins to wait for them
         self._has_listeners = False  # somebody has begun to
-        self._is_brief = False  # nobody changes or keeps what passes return, or reads more than the likeliest tokens
+        self._want = LAST  # brief ones if nobody changes or keeps what passes return
+        self._reads_host = False  # whether a processor looks at the rows' tokens on the host
         self._fed: torch.Tensor | None = None  # the rows' last tokens, if the next pass has them already
         self._reported: dict[int, list[int]] = {}  # by how many are wanted: places whose log-probabilities are
         self._reported_at: dict[int, slice | torch.Tensor] = {}  # the same as a part of all rows, or on the device
@@ -103,10 +105,12 @@ class PlainRows:
         """The pass over every row's last token; None if there are no rows."""
         if self._rows is None:
             return None
+        if self._reads_host:
+            self._rows.fetch_history()  # behind the pass, a copy would wait for it
         tokens = self._rows.newest if self._fed is None else self._fed
         if tokens is None:
             tokens, _ = self._rows.unread(self.cache.lengths)
-        return Ask(self._model, self.cache, tokens, None, LIKELIEST if self._is_brief else LAST)
+        return Ask(self._model, self.cache, tokens, None, self._want)
 
     def listen(self) -> None:
         """Look again whose tokens are waited for; from any thread."""
@@ -142,6 +146,8 @@ class PlainRows:
             self._rows.append_logged(forward.log)
         else:
             self._rows.append(tokens[:, None])
+        if self._reads_host and self._rows.expects_last:
+            self._rows.expect_last(fetch(tokens))
         if self._has_listeners:
             self._has_listeners, self._lineup = False, None
         if self._lineup is None:
@@ -164,12 +170,13 @@ class PlainRows:
         self._lineup = self._fed = self._joined = None
         self._knows_joined = False
         chains = self._chains
-        self._is_brief = len(chains) == 1 and chains[0].is_greedy and chains[0].is_whole(len(self._members))
+        self._reads_host = any(chain.reads_host for chain in chains)
+        is_brief = len(chains) == 1 and chains[0].is_greedy and chains[0].is_whole(len(self._members))
         self._reported, self._reported_at = {}, {}
         for place, member in enumerate(self._members):
             if member.num_top is not None:
                 self._reported.setdefault(member.num_top, []).append(place)
-        self._is_brief = self._is_brief and not self._reported
+        self._want = LAST if not is_brief else BRIEF if self._reported else LIKELIEST
         self._next_leave = min((member.row.last_step for member in self._members), default=inf)
 
     def land(self) -> list[Landed]:
@@ -371,7 +378,11 @@ class PlainRows:
         self._arrivals, self._members, self._chains, self._rows = [], [], [], None
         self._follow_members()
         self._flights.clear()
+        self._order, self._runway = None, Runway()
+        self.failed.clear()
         _let_go(self.cache)
+        if not isinstance(self.cache, PagedCache):
+            self.cache = None
 
 
 def _let_go(cache: Any) -> None:
@@ -398,7 +409,7 @@ def _make_rows(rows: Sequence[PlainRow], device: torch.device) -> Rows:
     filled = ids.numpy()
     for place, row in enumerate(rows):
         filled[place, width - len(row.text) :] = row.text
-    ids = ids.to(device, non_blocking=True)
-    made = Rows(Prompts(ids, lengths, hides_padding=True), _PAD)
+    made = Rows(Prompts(ids.to(device, non_blocking=True), lengths, hides_padding=True), _PAD)
+    made.know_history(ids)
     made.seeds = send([row.seed for row in rows], device)
     return made

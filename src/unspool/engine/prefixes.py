@@ -153,6 +153,7 @@ class PrefixIndex:
         """Give all blocks back."""
         blocks = list(self._blocks.values())
         self._blocks.clear()
+        self._recent.clear()
         self._pool.give_back(blocks)
 
 

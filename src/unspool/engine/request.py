@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -10,18 +11,32 @@ from typing import Any, Protocol
 from unspool.api.answer import Answer
 from unspool.api.speaker import Piece
 from unspool.decoding.loop import Emitted
-from unspool.engine.mailbox import Mailbox
+from unspool.decoding.record import Reported, list_reported
+from unspool.engine.mailbox import Mailbox, Usher
+from unspool.errors import EngineError
+from unspool.forks import after_fork
 from unspool.outputs import Generation, Stats
 
-Token = tuple[int, str | None]
-"""What most steps add: a token of row 0, and why it is the last, if it is."""
+Token = tuple[int, str | None] | tuple[int, str | None, Reported]
+"""What most steps add: a token of row 0, why it is the last, if it is, and its log-probabilities, if wanted."""
 
 
 def _as_emitted(one: Emitted | Token) -> Emitted:
     if isinstance(one, Emitted):
         return one
-    token, reason = one
-    return Emitted({0: [token]}, {} if reason is None else {0: reason})
+    token, reason, *reported = one
+    emitted = Emitted({0: [token]}, {} if reason is None else {0: reason})
+    if reported:
+        emitted.logprobs[0] = list_reported(reported)
+    return emitted
+
+
+def make_fork_error() -> EngineError:
+    """What a forked child is told that asks its parent's engine for something."""
+    return EngineError(
+        f"this engine works in process {os.getppid()}, which this one was forked from: its thread is not here. Make an "
+        "engine of your own (unspool.Engine(lm)); the model can be used as it is"
+    )
 
 
 def _read_all(mail: Mailbox[Emitted | Token]) -> Iterator[Emitted]:
@@ -58,8 +73,19 @@ class Request:
         self._reading = threading.RLock()  # held by whoever waits for a piece: never taken by the driving thread
         self._calling = threading.Lock()
         self._canceller: Canceller | None = None
+        self._usher: Usher | None = None
         self._callbacks: list[Callable[[Request], Any]] = []
         self.error: BaseException | None = None
+        after_fork(self, Request._leave)
+
+    def _leave(self) -> None:
+        self._reading, self._calling = threading.RLock(), threading.Lock()
+        error = make_fork_error()
+        if not self._mail.is_closed:
+            self.error = error
+        for mail in (self._mail, self._feed):
+            if mail is not None:
+                mail.leave(error)
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "at work"
@@ -73,7 +99,11 @@ class Request:
 
     def deliver(self, *emitted: Emitted | Token) -> None:
         """Hand over what one or more steps added."""
-        self._mail.put(*emitted)
+        if self._mail.push(*emitted):
+            if self._usher is None:
+                self._mail.wake()
+            else:
+                self._usher.add(self._mail)
         if self._feed is not None:
             self._feed.put(*emitted)
 
@@ -85,6 +115,7 @@ class Request:
             return False
         if self._feed is not None:
             self._feed.close(error)
+        self._canceller = self._usher = None  # an engine's memory is not kept by those who hold its answers
         with self._calling:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -98,12 +129,13 @@ class Request:
 
     def fail(self, error: Exception) -> None:
         """End it with an error from outside, and let the driving thread know."""
-        if self.finish(error) and self._canceller is not None:
-            self._canceller.cancel(self)
+        canceller = self._canceller
+        if self.finish(error) and canceller is not None:
+            canceller.cancel(self)
 
-    def attach(self, canceller: Canceller) -> None:
-        """Say who can end it."""
-        self._canceller = canceller
+    def attach(self, canceller: Canceller, usher: Usher | None = None) -> None:
+        """Say who can end it, and who wakes its readers."""
+        self._canceller, self._usher = canceller, usher
 
     # --- the caller's side ---------------------------------------------------------------------------------
     @property
@@ -123,8 +155,9 @@ class Request:
 
     def cancel(self) -> None:
         """Stop it within a step. It ends as a closed stream does: `result()` has what was written until then."""
-        if self._canceller is not None and not self.is_done:
-            self._canceller.cancel(self)
+        canceller = self._canceller
+        if canceller is not None and not self.is_done:
+            canceller.cancel(self)
 
     def when_done(self, callback: Callable[[Request], Any]) -> None:
         """Call a function once it has ended, in the driving thread; at once if it has."""
@@ -170,8 +203,9 @@ class Request:
     def _begin_reading(self) -> None:
         if not self._has_readers:
             self._has_readers = True
-            if self._canceller is not None:
-                self._canceller.listen()
+            canceller = self._canceller
+            if canceller is not None:
+                canceller.listen()
 
     def result(self, timeout: float | None = None) -> Generation:
         """What `lm.generate` returns, once it has ended; raises the error that it ended with.

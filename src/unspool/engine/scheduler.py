@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
+_TURNS_BEFORE_MORE: Final = 256  # without a shortage, after which passes may be larger again
 PATIENCE: Final = 10.0  # seconds of waiting that one level of priority is worth
 LOWEST, HIGHEST = -100, 100  # priorities
 
@@ -131,6 +132,9 @@ class Scheduler:
         self._phases: dict[int, tuple[int, int]] = {}  # plain entries that run: their place in that list, and rows
         self._spread: dict[int, Entry] = {}  # those of them whose rows part with the next step
         self.num_preemptions = 0
+        # What passes may be as long as memory for larger ones is short.
+        self._most_tokens, self._most_rows = limits.tokens_per_pass, limits.max_rows
+        self._num_calm = 0  # turns since memory was short
 
     # --- what there is -------------------------------------------------------------------------------
     def __len__(self) -> int:
@@ -194,6 +198,11 @@ class Scheduler:
         self._enqueue(entry)
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that a pass may read now; fewer than the limit while memory is short."""
+        return self._most_tokens
+
+    @property
     def is_full(self) -> bool:
         """Whether the queue takes no more."""
         return len(self._waiting) >= self.limits.max_waiting
@@ -222,6 +231,7 @@ class Scheduler:
     def plan(self, now: float) -> Turn:
         """Decide what the next pass does."""
         turn = Turn()
+        self._grow_again()
         if self._timed:
             for entry in list(self._timed.values()):
                 if entry.deadline is not None and now >= entry.deadline:
@@ -239,12 +249,16 @@ class Scheduler:
         found = sorted((entry for entry in self._active.values() if entry.is_plain or entry.can_move), key=_by_order)
         while found and not self._memory.has(self._count_promised()):
             last = found.pop()
-            self._leave_steps(last.number)
-            self._memory.release(last.number)
-            last.num_preemptions += 1
-            self.num_preemptions += 1
+            self._send_back(last)
             turn.preempted.append(last.number)
-            self._enqueue(last)
+
+    def _send_back(self, entry: Entry) -> None:
+        """Take an entry's blocks, and put it into the queue again."""
+        self._leave_steps(entry.number)
+        self._memory.release(entry.number)
+        entry.num_preemptions += 1
+        self.num_preemptions += 1
+        self._enqueue(entry)
 
     def _admit(self, turn: Turn) -> None:
         """Let entries in, strictly in order: whoever is first waits for rows and blocks, and nobody passes."""
@@ -257,7 +271,8 @@ class Scheduler:
             needed = self._promise(entry)
             if is_busy and (entry.is_plain or entry.can_move):
                 needed += self._use.num_tables
-            if rows + entry.num_rows > self.limits.max_rows or not self._memory.has(promised + needed):
+            is_crowded = is_busy and rows + entry.num_rows > self._most_rows
+            if is_crowded or rows + entry.num_rows > self.limits.max_rows or not self._memory.has(promised + needed):
                 return
             self._waiting.pop(0)
             entry.status = Status.READING if entry.unread else Status.RUNNING  # the latter: it was moved, and goes on
@@ -273,7 +288,7 @@ class Scheduler:
         reading = [entry for entry in self._others.values() if entry.status is Status.READING]
         if not reading:
             return
-        budget = self.limits.tokens_per_pass
+        budget = self._most_tokens
         left = max(1, budget - sum(entry.num_rows for entry in self.find(Status.RUNNING)))
         for entry in sorted(reading, key=_by_order):
             wanted = entry.unread * entry.num_prompts
@@ -283,6 +298,45 @@ class Scheduler:
             columns = entry.unread if entry.is_whole else min(entry.unread, max(1, left // entry.num_prompts))
             turn.reads[entry.number] = columns
             left -= columns * entry.num_prompts
+
+    # --- memory is short -------------------------------------------------------------------------------
+    def read_less(self, number: int, num_tokens: int) -> bool:
+        """There was no memory for a pass of so many of an entry's tokens: whether the next ones can be smaller."""
+        entry, self._num_calm = self._entries[number], 0
+        if entry.is_whole or num_tokens <= entry.num_prompts:
+            return False
+        self._most_tokens = max(1, num_tokens // 2)
+        return True
+
+    def step_fewer(self, keeps: int | None = None) -> list[int]:
+        """There was no memory for a pass: the entries that go back to the queue for it, half of the rows, the last in
+        the order first. The first stays, or the one of the number `keeps`; so there may be none."""
+        self._num_calm = 0
+        order = sorted(self._active.values(), key=_by_order)
+        kept = order[0].number if keeps is None and order else keeps
+        rows = sum(entry.num_rows for entry in order)
+        most, gone = rows // 2, []
+        for entry in reversed(order):
+            if rows <= most:
+                break
+            if entry.number != kept and (entry.is_plain or entry.can_move):
+                rows -= entry.num_rows
+                gone.append(entry.number)
+                self._send_back(entry)
+        if gone:
+            self._most_rows = max(1, rows)
+        return gone
+
+    def _grow_again(self) -> None:
+        """Let passes be larger once memory has been enough for some time."""
+        limits = self.limits
+        if self._most_tokens >= limits.tokens_per_pass and self._most_rows >= limits.max_rows:
+            return
+        self._num_calm += 1
+        if self._num_calm >= _TURNS_BEFORE_MORE:
+            self._num_calm = 0
+            self._most_tokens = min(limits.tokens_per_pass, 2 * self._most_tokens)
+            self._most_rows = min(limits.max_rows, 2 * self._most_rows)
 
     def note_read(self, number: int, columns: int) -> None:
         """Count columns that an entry has read; with the last of them it begins to run."""

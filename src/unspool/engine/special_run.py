@@ -201,8 +201,12 @@ class SpecialRun:
                 break
             with suppress(BaseException):  # what a run says when it is stopped concerns nobody
                 self._let.throw(Stopped())  # it returns if the run asks for another pass on its way out
-        self._ask = self._copy = None
+        self._ask = self._copy = self._piece = None
         self.release()
+        # What it has returned may ask more, and whoever holds that holds this too.
+        self._open, self._deliver, self._let = None, _ignore, None
+        self._run.open_cache = self._run.open_draft_cache = None
+        self._run.release()
 
     def count_held(self) -> int:
         """Blocks that it holds."""
@@ -232,6 +236,10 @@ class SpecialRun:
             drafted = self._draft_caches.pop()
             let_go(drafted)
             self._drafts.close(drafted)
+
+
+def _ignore(_: Emitted) -> None:
+    """Nobody listens to a run that has ended."""
 
 
 def count_wanted(ask: Ask, block_size: int, columns: int | None = None) -> int:

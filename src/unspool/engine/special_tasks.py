@@ -97,7 +97,7 @@ class SpecialTasks:
         entry.held = special.count_held()
         entry.wanted = self._memory.use.num_tables * special.count_wanted(self._memory.block_size)
         entry.num_prompts = special.num_rows
-        if special.num_columns * special.num_rows > _SMALL:
+        if special.num_columns * special.num_rows > min(_SMALL, self._scheduler.most_tokens):
             self._scheduler.note_ask(entry.number, special.num_columns)
         else:
             entry.unread, entry.status = 0, Status.RUNNING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from unspool.decoding.forwards import join_chunks
 from unspool.decoding.loop import Emitted
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.reader import answer_at_once
+from unspool.decoding.record import list_reported
+from unspool.decoding.run_parts import RunParts
 from unspool.engine.flights import PlainRow
 from unspool.engine.memory import EngineMemory
 from unspool.engine.plain import Arrival
@@ -27,7 +29,6 @@ from unspool.engine.scheduler import Entry
 from unspool.engine.special_run import SpecialRun
 from unspool.errors import NoTokenLeftError
 from unspool.logits.blame import explain_no_token
-from unspool.outputs import TokenLogprob
 from unspool.protocols import Ask, Forward
 
 
@@ -64,13 +65,17 @@ class PlainTask(Task):
 
     is_plain = True
 
-    def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
+    def __init__(
+        self, request: Request, needs: Needs, entry: Entry, tenant: str, parts: RunParts | None = None
+    ) -> None:
+        """`parts` are those of a run that may yet be stepped so (`SpecialTask.stepped`)."""
         super().__init__(request, needs, entry, tenant)
-        self.parts = take_apart(self.run)
+        self.parts = take_apart(self.run.parts if parts is None else parts)
         self._names = [BlockNames(tenant) for _ in self.parts.token_ids]  # a text's each
         self._arrays = self.parts.texts
         self._finish: Finish | None = None  # made when it begins: some stops count from then
         self.quick_ends: dict[int, str] | None = None  # the tokens that end its row, if little else does
+        self.known_ends: Mapping[int, bool] | None = None  # other tokens with which it may end, as far as it is known
         self._lone: PlainRow | None = None  # that row
         self._emitted: list[int] = []  # the run's: what was handed over
         self._last_width = 0  # columns at which a length ends it
@@ -100,8 +105,8 @@ class PlainTask(Task):
         if self._finish is None:
             parts, finish = self.parts, make_finish(self.run)
             self._finish = finish
-            is_lone = len(parts.seeds) == 1 and parts.num_top is None
-            self.quick_ends = finish.quick_ends if is_lone else None
+            self.quick_ends = finish.quick_ends if len(parts.seeds) == 1 else None
+            self.known_ends = finish.known_ends
             self._emitted = self.run.emitted[0]
             self._texts = parts.token_ids
             self._index = [row for row in range(len(parts.token_ids)) for _ in range(parts.copies)]
@@ -257,7 +262,12 @@ class PlainTask(Task):
         ends, row, stats = self.quick_ends, self._lone, self.run.stats
         assert ends is not None and row is not None and self._finish is not None
         width = self.width
-        reason = self._finish.explain_token(token, width) if width >= self._last_width else ends.get(token)
+        if width >= self._last_width:
+            reason = self._finish.explain_texts([row.tokens], width)[0]
+        else:
+            reason = ends.get(token)
+            if reason is None and self.known_ends is not None and self.known_ends.get(token, True):
+                reason = self._finish.find_text(row.tokens)
         if self.first_at is None:
             self.first_at = now
             stats.first_token_seconds = now - self.submitted
@@ -274,33 +284,40 @@ class PlainTask(Task):
         row, stats = self._lone, self.run.stats
         if row is None:
             return
-        new = row.tokens[len(self.parts.token_ids[0]) + len(self._emitted) :]
+        first = len(self._emitted)
+        new = row.tokens[len(self.parts.token_ids[0]) + first :]
         if not new:
             return
         self._emitted += new
         stats.new_tokens += len(new)
         stats.forward_passes += len(new)
         stats.total_seconds = now - self.submitted
-        self.request.deliver(*((token, None) for token in new[:-1]), (new[-1], reason))
+        if self.parts.num_top is None:
+            self.request.deliver(*((token, None) for token in new[:-1]), (new[-1], reason))
+            return
+        reported = row.reported[first : first + len(new)]
+        self.run.reported += reported
+        reasons = [None] * (len(new) - 1) + [reason]
+        self.request.deliver(*zip(new, reasons, reported, strict=True))
 
     def end_rows(self, reason: str) -> None:
         self.hand_over(time.perf_counter())
         super().end_rows(reason)
 
-    def note(self, rows: Sequence[PlainRow], tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Emitted:
+    def note(self, rows: Sequence[PlainRow], tokens: Sequence[int]) -> Emitted:
         """Look at the newest tokens of rows, and see which are done with them."""
         finish, emitted = self._finish, Emitted({}, {})
         assert finish is not None
         self._width += 1
-        if finish.needs_history:
+        if finish.calls_criteria:
             texts = [[0] * (self._width - len(row.tokens)) + row.tokens for row in rows]
             reasons = finish.explain(torch.tensor(texts), None)
         else:
-            reasons = finish.explain_tokens(tokens, self._width)
-        for row, token, logprob, reason in zip(rows, tokens, logprobs, reasons, strict=True):
+            reasons = finish.explain_texts([row.tokens for row in rows], self._width)
+        for row, token, reason in zip(rows, tokens, reasons, strict=True):
             emitted.tokens[row.number] = [token]
-            if logprob is not None:
-                emitted.logprobs[row.number] = [logprob]
+            if row.reported:
+                emitted.logprobs[row.number] = list_reported([row.reported.pop()])
             if reason is not None:
                 emitted.finished[row.number] = reason
                 row.is_done = True
@@ -332,8 +349,16 @@ class SpecialTask(Task):
     def __init__(self, request: Request, needs: Needs, entry: Entry, tenant: str) -> None:
         super().__init__(request, needs, entry, tenant)
         self.special: SpecialRun | None = None
+        self.stepped: PlainTask | None = None  # the same request, stepped with others, without drafts
         self._is_entered = False  # its prompts' blocks can be found by others
         self._names: list[BlockNames] = []  # of those blocks, if they were looked for
+
+    def step_with_others(self) -> PlainTask | SpecialTask:
+        """The task that takes its place before it begins, if there are others whose steps it can share."""
+        if self.stepped is None:
+            return self
+        self.run.parts = self.run.parts.without_drafts()
+        return self.stepped
 
     def open(self, memory: EngineMemory) -> None:
         """Begin, and run until it first asks; or go on."""

@@ -19,6 +19,7 @@
     picture.classList.toggle("lit", number !== null);
     for (const [place, group] of nodes) group.classList.toggle("on", path.includes(place));
     for (const [place, edge] of edges) edge.classList.toggle("on", path.includes(place));
+    for (const [place, group] of nodes) if (group.hasAttribute("role")) group.setAttribute("aria-pressed", String(place === pinned));
     for (const row of rows) row.classList.toggle("on", number !== null && Number(row.dataset.node) === number);
     find("details").hidden = number === null;
     find("hint").hidden = number !== null;
@@ -35,14 +36,17 @@
     group.addEventListener("focus", () => show(number));
     group.addEventListener("blur", () => show(pinned));
     group.addEventListener("click", (event) => { event.stopPropagation(); pin(number); });
-    group.addEventListener("keydown", (event) => { if (event.key === "Enter") pin(number); });
-    if (!group.classList.contains("drop")) group.setAttribute("tabindex", "0");
+    group.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      pin(number);
+    });
   }
   for (const row of rows) {
     const number = Number(row.dataset.node);
     row.addEventListener("pointerenter", () => show(number));
     row.addEventListener("pointerleave", () => show(pinned));
-    row.addEventListener("click", () => pin(number));
+    row.addEventListener("click", () => pin(number)); // the button in it, too
   }
   picture.addEventListener("click", () => { pinned = null; show(null); });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") { pinned = null; show(null); } });

@@ -75,7 +75,8 @@ def _describe(node: Node, parent: int | None) -> dict[str, Any]:
 def _list_returned(tree: BeamTree, numbered: list[tuple[Node, int | None]]) -> str:
     numbers = {id(node): place for place, (node, _) in enumerate(numbered)}
     return "\n".join(
-        f'<tr data-node="{numbers[id(one.node)]}"><td class="rank">{one.rank}</td>'
+        f'<tr data-node="{numbers[id(one.node)]}"><td class="rank">'
+        f'<button type="button" aria-label="{one.rank}, show its path">{one.rank}</button></td>'
         f'<td class="number">{escape(write_number(one.score))}</td>'
         f'<td class="number">{escape(write_number(one.node.sum_logprobs))}</td>'
         f'<td class="text">{escape(show_text(one.text).lstrip())}</td><td>{escape(one.reason)}</td></tr>'
@@ -97,14 +98,17 @@ _PAGE = """<!DOCTYPE html>
 <div><h1>{{prompt}}</h1><p>{{facts}}</p></div>
 <label>steps <input id="steps" type="range" min="1" max="{{last}}" value="{{last}}"><output id="shown"></output></label>
 </header>
-<div class="picture">{{svg}}</div>
+<main>
+<div class="picture" tabindex="0" role="group" aria-label="The beams">{{svg}}</div>
 <div class="below">
-<section><h2>Returned</h2>
-<table><thead><tr><th>#</th><th>score</th><th>log-probability</th><th>text</th><th>ended by</th></tr></thead>
+<section aria-label="Returned"><h2>Returned</h2>
+<div class="scroll" tabindex="0" role="group" aria-label="Returned texts">
+<table><thead><tr><th scope="col">#</th><th scope="col">score</th><th scope="col">log-probability</th>
+<th scope="col">text</th><th scope="col">ended by</th></tr></thead>
 <tbody>
 {{rows}}
-</tbody></table></section>
-<section><h2>Node</h2>
+</tbody></table></div></section>
+<section aria-label="Node" aria-live="polite"><h2>Node</h2>
 <p id="hint">Point at a token to see its numbers and its path; click to keep them.</p>
 <dl id="details" hidden><dt>token</dt><dd id="token"></dd><dt>step</dt><dd id="step"></dd>
 <dt>probability</dt><dd id="probability"></dd><dt>log-probability</dt><dd id="logprob"></dd>
@@ -112,6 +116,7 @@ _PAGE = """<!DOCTYPE html>
 <dt>text</dt><dd id="sofar" class="text"></dd></dl>
 </section>
 </div>
+</main>
 <script id="data" type="application/json">{{data}}</script>
 <script>{{script}}</script>
 </body>

@@ -36,15 +36,15 @@ _FATES = {
 _LIGHT = {
     "back": "#fcfcfd",
     "ink": "#1d2330",
-    "soft": "#656e7d",
-    "faint": "#868e9a",
+    "soft": "#565f6d",
+    "faint": "#68707c",
     "line": "#a9b1bd",
     "thin": "#d3d8df",
     "box": "#ffffff",
     "edge": "#c9cfd8",
     "best": "#4338ca",
     "bestfill": "#e9e8fd",
-    "good": "#8a84e8",
+    "good": "#6a63d8",
     "goodfill": "#f6f5fe",
     "onbest": "#ffffff",
 }
@@ -59,7 +59,7 @@ _DARK = {
     "edge": "#3d4653",
     "best": "#a7a1ff",
     "bestfill": "#2a2856",
-    "good": "#7670cf",
+    "good": "#8d87e4",
     "goodfill": "#1d1f36",
     "onbest": "#15142b",
 }
@@ -85,9 +85,10 @@ def draw_svg(tree: BeamTree, *, most_dropped: int | None = None, is_part_of_page
         height += 34 + RETURNED_ROW * len(tree.returned) + 16
         notes = [*_draw_returned(tree, bottom + 34), *_draw_legend(width - MARGIN, height - MARGIN + 6)]
     title = escape(f"Beam search with {tree.num_beams} beams after: {show_text(tree.prompt)[:200]}")
+    role = "group" if is_part_of_page else "img"  # nodes of a page are buttons, which a picture could not hold
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="beams" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{title}">',
+        f'viewBox="0 0 {width:.0f} {height:.0f}" role="{role}" aria-label="{title}">',
         f"<style>{build_style()}</style>",
         f'<rect class="back" width="{width:.0f}" height="{height:.0f}" rx="12"/>',
         *_draw_steps(layout),
@@ -133,7 +134,7 @@ def _rules(colour: dict[str, str]) -> str:
         f".beams .best .box{{fill:{colour['bestfill']};stroke:{colour['best']};stroke-width:1.6}}"
         f".beams .edge.best{{stroke:{colour['best']};stroke-width:3}}"
         f".beams .best .bar{{fill:{colour['best']};opacity:.8}}.beams .best .label{{font-weight:700}}"
-        f".beams .badge rect{{fill:{colour['line']}}}.beams .badge text{{font-size:11px;font-weight:700;"
+        f".beams .badge rect{{fill:{colour['soft']}}}.beams .badge text{{font-size:11px;font-weight:700;"
         f"fill:{colour['onbest']};text-anchor:middle}}"
         f".beams .good .badge rect{{fill:{colour['good']}}}.beams .best .badge rect{{fill:{colour['best']}}}"
         f".beams .done .box{{stroke-dasharray:4 2}}.beams .score{{fill:{colour['soft']}}}"
@@ -194,7 +195,11 @@ def _draw_box(box: Box, *, is_static: bool) -> str:
     label = escape(box.label[num_spaces:])
     if num_spaces:
         label = f'<tspan class="gap">{"·" * num_spaces}</tspan>{label}'
-    parts = [f'<g class="node {kind}" data-node="{box.number}" data-step="{node.step}">']
+    named = ""
+    if not is_static and kind != "drop":
+        about = escape(" ".join(describe(node).split()))  # its name is what it shows: token, probability, place
+        named = f' tabindex="0" role="button" aria-pressed="false" aria-description="{about}"'
+    parts = [f'<g class="node {kind}" data-node="{box.number}" data-step="{node.step}"{named}>']
     if is_static:
         parts.append(f"<title>{escape(describe(node))}</title>")
     parts.append(_rect("box", box.x, box.y - HEIGHT / 2, inner, HEIGHT, 6))

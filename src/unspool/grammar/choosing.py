@@ -44,10 +44,10 @@ class Chooser:
         if state.is_broken:
             return _NONE
         forced = state.matcher.compute_ff_tokens()
-        if forced:
+        if forced and forced[0] not in self._by_mask:
             return forced[0] if logits[row, forced[0]] > -np.inf and state.take(forced[0]) else _NONE
         scores: np.ndarray[tuple[int], np.dtype[np.float32]] | None = None
-        for _ in range(MOST_ASKED):
+        for _ in range(0 if forced else MOST_ASKED):
             if token in self._by_mask:
                 break
             if state.take(token):

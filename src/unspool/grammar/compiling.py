@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,12 +12,14 @@ import numpy as np
 
 from unspool.errors import SettingError, excerpt
 from unspool.grammar.guard import check_guarded
+from unspool.grammar.haste import refuse_in_haste
 from unspool.grammar.schemas import find_path
 from unspool.grammar.sources import GrammarSource, require_library
 from unspool.grammar.vocabulary import GrammarVocabulary
 from unspool.wording import about
 
-MOST_COMPILED: Final = 128  # per vocabulary
+MOST_COMPILED: Final = 128  # per vocabulary, and as many that were refused
+_REFUSED_SECONDS: Final = 60.0  # in which a grammar that was refused is not tried again: the machine may have been busy
 _FARTHEST: Final = 64  # tokens that can't but come, which are looked at before a call
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
@@ -43,34 +45,66 @@ class Grammar:
         return self._first.deep_copy()
 
 
-_lock = threading.Lock()
-
-
 def compile_grammar(source: GrammarSource, vocabulary: GrammarVocabulary) -> Grammar:
     """The grammar of a source over a vocabulary, from memory if it was compiled before."""
-    with _lock:
+    found = _find(source, vocabulary)
+    if found is not None:
+        return found
+    if source.is_simple:
+        return _remember(_compile(source, vocabulary))
+    refuse_in_haste("compiling a grammar")
+    with vocabulary.compiling:  # one at a time: several over one vocabulary would wait for the same process
+        found = _find(source, vocabulary)
+        if found is not None:
+            return found
+        return _remember(_compile(source, vocabulary))
+
+
+def _find(source: GrammarSource, vocabulary: GrammarVocabulary) -> Grammar | None:
+    """A grammar that was compiled before; raises for one that was refused a moment ago."""
+    with vocabulary.lock:
         known = vocabulary.compiled
         if source.text in known:
             known.move_to_end(source.text)
             found: Grammar = known[source.text]
             return found
+        reason, until = vocabulary.refused.get(source.text, ("", 0.0))
+    if time.monotonic() < until:
+        raise _refuse(source, reason)
+    return None
+
+
+def _remember(made: Grammar) -> Grammar:
+    known = made.vocabulary.compiled
+    with made.vocabulary.lock:
+        known[made.source.text] = made
+        while len(known) > MOST_COMPILED:
+            known.popitem(last=False)
+    return made
+
+
+def _compile(source: GrammarSource, vocabulary: GrammarVocabulary) -> Grammar:
     text = _begin_with_space(source.text) if vocabulary.drops_space and not source.is_free else source.text
     if not source.is_simple:
-        refused = check_guarded(vocabulary, text, LIMITS)
-        if refused:
-            raise _refuse(source, refused)
+        reason = check_guarded(vocabulary, text, LIMITS)
+        if reason:
+            _note_refused(source, vocabulary, reason)
+            raise _refuse(source, reason)
     library = require_library()
     matcher = library.LLMatcher(vocabulary.tokens, text, log_level=0, limits=library.LLParserLimits(**LIMITS))
     if matcher.is_error():
         raise _refuse(source, matcher.get_error())
     _check_choices(source, vocabulary)
     _check_beginning(source, matcher.deep_copy(), vocabulary)
-    made = Grammar(source, vocabulary, matcher)
-    with _lock:
-        known[source.text] = made
-        while len(known) > MOST_COMPILED:
-            known.popitem(last=False)
-    return made
+    return Grammar(source, vocabulary, matcher)
+
+
+def _note_refused(source: GrammarSource, vocabulary: GrammarVocabulary, reason: str) -> None:
+    with vocabulary.lock:
+        refused = vocabulary.refused
+        refused[source.text] = (reason, time.monotonic() + _REFUSED_SECONDS)
+        while len(refused) > MOST_COMPILED:
+            refused.pop(next(iter(refused)))
 
 
 def _begin_with_space(text: str) -> str:

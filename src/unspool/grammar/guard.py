@@ -12,13 +12,13 @@ import os
 import selectors
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from unspool.errors import ResourceError
+from unspool.forks import after_fork, make_lock
 from unspool.grammar.vocabulary import GrammarVocabulary
 
 SECONDS: Final = 2.0  # of one compilation, and its first masks
@@ -83,27 +83,42 @@ class Guard:
                 pipe.close()
 
 
-_guards: dict[GrammarVocabulary, Guard] = {}
-_lock = threading.Lock()
+_guards: dict[GrammarVocabulary, Guard] = {}  # those that wait to be asked, the latest last
+_lock = make_lock(sys.modules[__name__], "_lock")  # around the dictionary, for a moment
+
+
+# The processes answer whoever forked this one: a child that asked them too would read the answers of both.
+after_fork(sys.modules[__name__], lambda _: _guards.clear())
 
 
 def check_guarded(vocabulary: GrammarVocabulary, text: str, limits: Mapping[str, Any]) -> str:
-    """Why a grammar can't be compiled within the limits; empty if it can."""
+    """Why a grammar can't be compiled within the limits; empty if it can. Others, of other vocabularies, don't wait."""
     with _lock:
-        guard = _guards.pop(vocabulary, None)
-        if guard is None:
-            while len(_guards) >= _MOST_GUARDS:
-                _guards.pop(next(iter(_guards))).kill()
-            guard = Guard(vocabulary)
+        guard = _guards.pop(vocabulary, None)  # nobody else's while it is asked
+    guard = Guard(vocabulary) if guard is None else guard
+    try:
         answer = guard.ask({"grammar": text, "limits": dict(limits)}, SECONDS)
-        if answer is None:
-            guard.kill()
-            return (
-                f"it is too complex: compiling it took more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MB; use fewer "
-                "alternatives, shorter patterns or smaller counts"
-            )
-        _guards[vocabulary] = guard
-        return str(answer["error"])
+    except BaseException:
+        guard.kill()
+        raise
+    if answer is None:
+        guard.kill()
+        return (
+            f"it is too complex: compiling it took more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MB; use fewer "
+            "alternatives, shorter patterns or smaller counts"
+        )
+    _put_back(vocabulary, guard)
+    return str(answer["error"])
+
+
+def _put_back(vocabulary: GrammarVocabulary, guard: Guard) -> None:
+    """Keep a process for the next grammar of its vocabulary, and no more of them than are kept."""
+    with _lock:
+        extra = [guard] if vocabulary in _guards else []
+        _guards.setdefault(vocabulary, guard)
+        extra += [_guards.pop(one) for one in list(_guards)[:-_MOST_GUARDS]]
+    for one in extra:
+        one.kill()
 
 
 @atexit.register

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from unspool.grammar.sources import require_library
-from unspool.grammar.states import MatcherState, check_state, find_executor
+from unspool.grammar.states import MatcherState, Texts, check_state, find_executor
 from unspool.grammar.vocabulary import GrammarVocabulary
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
@@ -88,7 +88,7 @@ class MaskMaker:
         return torch.empty(count, self.vocabulary.num_words, dtype=torch.int32, pin_memory=pinned)
 
     def _set_ends(self, masks: Words, rows: list[int]) -> None:
-        """Allow the call's end tokens in the rows' masks that have the vocabulary's own, and no other end token."""
+        """Allow the call's end tokens in the rows' masks that have the vocabulary's own, and in no others."""
         own = self.vocabulary.ends
         if own == self.ends or not rows:
             return
@@ -99,9 +99,13 @@ class MaskMaker:
             held = words[rows, word]
             may_end |= (held >> bit) & one
             words[rows, word] = held & ~(one << bit)
+        # One that is also text would end the text where it is not whole, and would stand behind a whole one: it is
+        # taken only if there is no other.
+        closing = [token for token in self.ends if token in own or self.vocabulary.tokens.is_special_token(token)]
         for token in self.ends:
             word, bit = token >> 5, np.uint32(token & 31)
-            words[rows, word] |= may_end << bit
+            ending = may_end if not closing or token in closing else np.uint32(0)
+            words[rows, word] = (words[rows, word] & ~(one << bit)) | (ending << bit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +126,14 @@ class Foreseen:
             firsts=[self.firsts[row] for row in index],
         )
 
-    def find(self, text: torch.Tensor) -> torch.Tensor | None:
-        """The masks (rows, words) behind a text (rows, columns); None if it does not follow the drafts."""
-        if len(text) != len(self.texts):
+    def find(self, texts: Texts) -> torch.Tensor | None:
+        """The masks (rows, words) behind rows' texts; None if these do not follow the drafts."""
+        if len(texts.ids) != len(self.texts):
             return None
         places = []
-        for tokens, before, draft, first in zip(text.tolist(), self.texts, self.drafts, self.firsts, strict=True):
+        for tokens, before, draft, first in zip(texts.list_rows(), self.texts, self.drafts, self.firsts, strict=True):
+            if tokens is None:
+                return None
             num_taken = len(tokens) - len(before)
             if not 0 <= num_taken <= len(draft) or tokens != before + draft[:num_taken]:
                 return None

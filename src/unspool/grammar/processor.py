@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,7 +13,7 @@ from unspool.grammar.choosing import Chooser
 from unspool.grammar.compiling import Grammar, compile_grammar
 from unspool.grammar.masks import Foreseen, MaskMaker
 from unspool.grammar.sources import read_source
-from unspool.grammar.states import MatcherState, States
+from unspool.grammar.states import MatcherState, States, Texts
 from unspool.grammar.vocabulary import find_vocabulary, list_specials
 from unspool.kernels.masks import keep_allowed
 from unspool.kernels.sending import send_beside
@@ -21,13 +22,17 @@ from unspool.logits.building import Build
 from unspool.logits.whisper import WhisperTimeStampLogitsProcessor
 from unspool.wording import about
 
+Value = TypeVar("Value")
+
 
 class GrammarLogitsProcessor(LogitsProcessor):
     """Leaves each row the tokens with which its text can still become what its grammar describes.
 
-    `grammars` has one grammar for all rows, or one (or None) per row. Text begins after `first_column` columns; the
-    end tokens are allowed where the text is whole.
+    `grammars` has one grammar for all rows, or one (or None) per row. Text begins after `first_column` columns, which
+    rows that come from several requests have each their own of; the end tokens are allowed where the text is whole.
     """
+
+    follows_moves = True
 
     def __init__(self, grammars: Sequence[Grammar | None], first_column: int, ends: Sequence[int]) -> None:
         if not ends:
@@ -36,7 +41,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
             )
         present = [one for one in grammars if one is not None]
         self.grammars = list(grammars)
-        self.first_column = first_column
+        self._first_columns = [first_column]  # one for all rows, or one for each
         self.ends = tuple(ends)
         self._states = States()
         self._masks = MaskMaker(present[0].vocabulary, self.ends)
@@ -70,64 +75,87 @@ class GrammarLogitsProcessor(LogitsProcessor):
         self,
         input_ids: torch.Tensor,
         scores: torch.Tensor,
-        logits: torch.Tensor | None = None,
         host_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores (rows, vocab), -inf for tokens that no text of the grammar goes on with.
 
-        `host_ids` are the `input_ids` on the host. A readout such as DoLa's has left tokens out already. Where none of
-        the others is allowed, the model's own `logits` choose among those that are.
+        `host_ids` are the `input_ids` on the host.
         """
-        if input_ids.shape[1] < self.first_column:
+        if input_ids.shape[1] < min(self._first_columns):
             return scores  # a forced beginning
-        text = (input_ids.cpu() if host_ids is None else host_ids)[:, self.first_column :]
-        bits = None if self._foreseen is None else self._foreseen.find(text)
+        texts = self._cut(input_ids.cpu() if host_ids is None else host_ids)
+        bits = None if self._foreseen is None else self._foreseen.find(texts)
         if bits is None:
-            bits = _send(self._masks.make(self._find_states(text), pinned=scores.is_cuda), scores.device)
-        kept = keep_allowed(scores, bits)
-        if logits is None:
-            return kept
-        is_empty = kept.isneginf().all(dim=-1, keepdim=True)
-        return torch.where(is_empty, keep_allowed(logits, bits), kept) if bool(is_empty.any()) else kept
+            bits = _send(self._masks.make(self._find_states(texts), pinned=scores.is_cuda), scores.device)
+        return keep_allowed(scores, bits)
 
     def states_of(self, host_ids: torch.Tensor) -> list[MatcherState | None]:
         """The state of each row after its text, for who wants to know what is forced."""
-        if host_ids.shape[1] < self.first_column:
+        if host_ids.shape[1] < min(self._first_columns):
             return [None] * len(host_ids)
-        return self._find_states(host_ids[:, self.first_column :])
+        return self._find_states(self._cut(host_ids))
 
     def start_choosing(self, host_ids: torch.Tensor) -> Chooser:
         """What chooses the next tokens of rows, greedily and step by step, after the tokens that they have."""
-        states = self._states.find_own(self._spread(len(host_ids)), host_ids[:, self.first_column :], self.ends)
-        return Chooser(states, self._masks, num_free=max(0, self.first_column - host_ids.shape[1]))
+        [first] = set(self._first_columns)  # rows of one call
+        states = self._states.find_own(_spread(self.grammars, len(host_ids)), self._cut(host_ids), self.ends)
+        return Chooser(states, self._masks, num_free=max(0, first - host_ids.shape[1]))
 
     def foresee(self, rows: Sequence[list[int]], drafts: Sequence[list[int]], device: torch.device) -> None:
         """Make the masks behind rows (their columns) and along what is drafted for them in one call; the calls for
         scores on `device` that follow find theirs there."""
         self._foreseen = None
-        if any(len(row) < self.first_column for row in rows):
+        firsts = _spread(self._first_columns, len(rows))
+        if any(len(row) < first for row, first in zip(rows, firsts, strict=True)):
             return
-        texts = [row[self.first_column :] for row in rows]
-        states = self._states.find_apart(self._spread(len(rows)), texts, self.ends)
+        texts = [row[first:] for row, first in zip(rows, firsts, strict=True)]
+        states = self._states.find_apart(_spread(self.grammars, len(rows)), texts, self.ends)
         bits, firsts = self._masks.make_along(states, drafts, pinned=device.type == "cuda")
         self._foreseen = Foreseen(texts, list(drafts), firsts, _send(bits, device))
 
-    def _find_states(self, text: torch.Tensor) -> list[MatcherState | None]:
-        return self._states.find(self._spread(len(text)), text, self.ends)
+    def _cut(self, host_ids: torch.Tensor) -> Texts:
+        """What of rows' columns is their texts."""
+        firsts = _spread(self._first_columns, len(host_ids))
+        first = min(min(firsts), host_ids.shape[1])
+        return Texts(host_ids[:, first:], [own - first for own in firsts])
 
-    def _spread(self, num_rows: int) -> list[Grammar | None]:
-        """The grammar of each of so many rows."""
-        return self.grammars if len(self.grammars) > 1 else self.grammars * num_rows
+    def _find_states(self, texts: Texts) -> list[MatcherState | None]:
+        return self._states.find(_spread(self.grammars, len(texts.ids)), texts, self.ends)
+
+    def join(self, other: Any, counts: tuple[int, int], shifts: tuple[int, int]) -> GrammarLogitsProcessor | None:
+        """The processor for the rows of both, if their texts are of one vocabulary and end alike."""
+        if self.ends != other.ends or self._masks.vocabulary is not other._masks.vocabulary:
+            return None
+        joined = copy.copy(self)
+        joined.grammars = _spread(self.grammars, counts[0]) + _spread(other.grammars, counts[1])
+        joined._first_columns = [
+            first + shift
+            for one, count, shift in zip((self, other), counts, shifts, strict=True)
+            for first in _spread(one._first_columns, count)
+        ]
+        joined._states, joined._foreseen = self._states.join(other._states, counts), None
+        return joined
 
     def select_rows(self, index: torch.Tensor) -> GrammarLogitsProcessor:
         """The processor for the rows at `index`, which finds their states as this one does."""
         rows = index.tolist()
         chosen = copy.copy(self)
-        chosen.grammars = [self.grammars[row] for row in rows] if len(self.grammars) > 1 else self.grammars
+        chosen.grammars = _select(self.grammars, rows)
+        chosen._first_columns = _select(self._first_columns, rows)
         chosen._states = self._states.select(rows)
         fits = self._foreseen is not None and max(rows, default=0) < len(self._foreseen.texts)
         chosen._foreseen = self._foreseen.select(rows) if self._foreseen is not None and fits else None
         return chosen
+
+
+def _spread(values: list[Value], num_rows: int) -> list[Value]:
+    """A value for each of so many rows, of one for all or one for each."""
+    return values if len(values) == num_rows else values * num_rows
+
+
+def _select(values: list[Value], index: Sequence[int]) -> list[Value]:
+    """The values of the rows at `index`; one for all stays as it is."""
+    return [values[row] for row in index] if len(values) > 1 else values
 
 
 def _send(bits: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -114,12 +114,18 @@ def _read_regex(value: Any) -> GrammarSource:
     return GrammarSource("regex", require_library().LLMatcher.grammar_from_regex(value), is_simple=is_simple)
 
 
-def _read_choice(value: Any) -> GrammarSource:
+def check_choices(value: Any) -> list[str]:
+    """The texts of a choice."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) and one for one in value):
         raise SettingError(about("choice", f"must be a list of texts that are not empty, but is {excerpt(value)}"))
     if not 1 <= len(value) <= MOST_CHOICES:
         raise SettingError(about("choice", f"has {len(value)} texts; give 1 to {MOST_CHOICES}"))
     _check_size("choice", "".join(value))
+    return list(value)
+
+
+def _read_choice(value: Any) -> GrammarSource:
+    value = check_choices(value)
     pattern = "|".join(re.escape(one) for one in sorted(set(value), key=len, reverse=True))
     grammar = require_library().LLMatcher.grammar_from_regex(pattern)
     return GrammarSource("choice", grammar, choices=tuple(value), is_simple=len(pattern) <= 4_096)

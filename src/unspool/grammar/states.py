@@ -100,32 +100,55 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """What the rows of a call have written."""
+
+    ids: torch.Tensor  # (rows, columns), on the host
+    starts: list[int]  # the column in which each row's own text begins; beyond the last one: it has not begun
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether each row's text has."""
+        return max(self.starts, default=0) <= self.ids.shape[1]
+
+    def list_rows(self) -> list[list[int] | None]:
+        """Each row's tokens; None where none may be written yet."""
+        columns = self.ids.shape[1]
+        pairs = zip(self.ids.tolist(), self.starts, strict=True)
+        return [row[start:] if start <= columns else None for row, start in pairs]
+
+
+@dataclass(frozen=True, slots=True)
 class _Seen:
     """The last call's rows; a state that has moved since is no longer its row's."""
 
-    text: torch.Tensor  # (rows, columns)
+    texts: Texts | None  # None: nothing follows them as they are; the states are near those of the next call
     grammars: list[Grammar | None]
     states: list[MatcherState | None]
     num_moves: list[int]
 
     @classmethod
-    def of(cls, text: torch.Tensor, grammars: list[Grammar | None], states: list[MatcherState | None]) -> _Seen:
-        # A copy of the text: the table that it stands in may be written over.
-        return cls(text.clone(), grammars, states, [state.num_moves if state else 0 for state in states])
+    def of(cls, texts: Texts | None, grammars: list[Grammar | None], states: list[MatcherState | None]) -> _Seen:
+        # A copy of the tokens: the table that they stand in may be written over.
+        kept = None if texts is None or not texts.has_begun else Texts(texts.ids.clone(), texts.starts)
+        return cls(kept, grammars, states, [state.num_moves if state else 0 for state in states])
 
-    def is_followed_by(self, text: torch.Tensor, grammars: list[Grammar | None]) -> bool:
-        """Whether a text has a column more than this one, and each row a state of its own, which no other has moved."""
-        rows, columns = self.text.shape
+    def is_followed_by(self, texts: Texts, grammars: list[Grammar | None]) -> bool:
+        """Whether texts have a column more than these, and each row a state of its own, which no other has moved."""
+        if self.texts is None:
+            return False
+        rows, columns = self.texts.ids.shape
         present = [state for state in self.states if state is not None]
         return (
-            text.shape == (rows, columns + 1)
+            texts.ids.shape == (rows, columns + 1)
+            and texts.starts == self.texts.starts
             and grammars == self.grammars
             and self.num_moves == [state.num_moves if state else 0 for state in self.states]
             and len({id(state) for state in present}) == len(present)
-            and torch.equal(self.text, text[:, :-1])
+            and torch.equal(self.texts.ids, texts.ids[:, :-1])
         )
 
-    def has_reached(self, rows: Sequence[list[int]], grammars: Sequence[Grammar | None]) -> bool:
+    def has_reached(self, rows: Sequence[list[int] | None], grammars: Sequence[Grammar | None]) -> bool:
         """Whether the states stand behind these rows' tokens already, each behind one row's."""
         present = [state for state in self.states if state is not None]
         return (
@@ -135,8 +158,9 @@ class _Seen:
         )
 
     def select(self, index: list[int]) -> _Seen:
+        texts = self.texts
         return _Seen(
-            self.text[index],
+            None if texts is None else Texts(texts.ids[index], [texts.starts[row] for row in index]),
             [self.grammars[row] for row in index],
             [self.states[row] for row in index],
             [self.num_moves[row] for row in index],
@@ -150,25 +174,22 @@ class States:
         self._held = _Held()
         self._seen: _Seen | None = None
 
-    def find(
-        self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]
-    ) -> list[MatcherState | None]:
-        """The state of each row after its text (rows, columns), on the host; None for a row without a grammar, or one
-        that has ended."""
-        if self._seen is not None and self._seen.is_followed_by(text, grammars):
-            states = _step(self._seen.states, text[:, -1].tolist(), ends)
+    def find(self, grammars: list[Grammar | None], texts: Texts, ends: Container[int]) -> list[MatcherState | None]:
+        """The state of each row after its text; None for a row without a grammar, or one that has ended, or whose text
+        has not begun."""
+        if self._seen is not None and self._seen.is_followed_by(texts, grammars):
+            states = _step(self._seen.states, texts.ids[:, -1].tolist(), ends)
         else:
-            states = self._search(grammars, text.tolist(), ends)
-        self._seen = _Seen.of(text, grammars, states)
+            states = self._search(grammars, texts.list_rows(), ends)
+        self._seen = _Seen.of(texts, grammars, states)
         return states
 
-    def find_own(
-        self, grammars: list[Grammar | None], text: torch.Tensor, ends: Container[int]
-    ) -> list[MatcherState | None]:
-        """`find`, with a state of its own for every row."""
-        states = _set_apart(self._search(grammars, text.tolist(), ends))
+    def find_own(self, grammars: list[Grammar | None], texts: Texts, ends: Container[int]) -> list[MatcherState | None]:
+        """`find`, with a state of its own for every row; one whose text has not begun has its grammar's first."""
+        rows = [[] if row is None else row for row in texts.list_rows()]
+        states = _set_apart(self._search(grammars, rows, ends))
         self._held.keep(states)
-        self._seen = _Seen.of(text, grammars, states)
+        self._seen = _Seen.of(texts, grammars, states)
         return states
 
     def find_apart(
@@ -176,10 +197,26 @@ class States:
     ) -> list[MatcherState | None]:
         """The same for rows of any lengths; each has a state of its own."""
         if len({len(row) for row in rows}) == 1:
-            found = self.find(grammars, torch.tensor(rows), ends)
+            found = self.find(grammars, Texts(torch.tensor(rows), [0] * len(rows)), ends)
         else:
             self._seen, found = None, self._search(grammars, rows, ends)
         return _set_apart(found)
+
+    def join(self, other: States, counts: tuple[int, int]) -> States:
+        """The states of so many rows and, after them, of another's."""
+        joined = States()
+        for state in (*self._held.states, *other._held.states):
+            joined._held.states[state] = None
+        joined._held.most_rows = self._held.most_rows + other._held.most_rows
+        grammars: list[Grammar | None] = []
+        states: list[MatcherState | None] = []
+        for one, count in zip((self, other), counts, strict=True):
+            seen = one._seen
+            is_whole = seen is not None and len(seen.states) == count
+            grammars += seen.grammars if seen is not None and is_whole else [None] * count
+            states += seen.states if seen is not None and is_whole else [None] * count
+        joined._seen = _Seen.of(None, grammars, states)
+        return joined
 
     def select(self, index: Sequence[int]) -> States:
         """The states of the rows at `index`; states of all rows can be found from both."""
@@ -190,7 +227,7 @@ class States:
         return chosen
 
     def _search(
-        self, grammars: Sequence[Grammar | None], rows: Sequence[list[int]], ends: Container[int]
+        self, grammars: Sequence[Grammar | None], rows: Sequence[list[int] | None], ends: Container[int]
     ) -> list[MatcherState | None]:
         """The states of rows that may be others than the last call's, or were followed token by token since."""
         if self._seen is not None and self._seen.has_reached(rows, grammars):
@@ -199,7 +236,7 @@ class States:
         found: list[MatcherState | None] = []
         used: dict[tuple[int, tuple[int, ...]], MatcherState] = {}
         for place, (grammar, tokens) in enumerate(zip(grammars, rows, strict=True)):
-            if grammar is None or any(token in ends for token in tokens):
+            if grammar is None or tokens is None or any(token in ends for token in tokens):
                 found.append(None)
                 continue
             key = (id(grammar), tuple(tokens))

@@ -40,7 +40,7 @@ class CallFormat:
             name, start = text[place:middle], middle + len(self.middle)
             try:
                 arguments, place = decoder.raw_decode(text, start + len(text[start:]) - len(text[start:].lstrip()))
-            except ValueError:  # cut off, or free text that looks like a call's beginning
+            except (ValueError, RecursionError):  # cut off, or free text that looks like a call's beginning
                 continue
             if isinstance(arguments, dict):
                 calls.append(ToolCall(name, arguments))
@@ -143,28 +143,43 @@ def read_choice(tool_choice: Any, names: Container[str]) -> str:
 
 
 def make_settings(
-    tools: Any, tool_choice: Any, tokenizer: Any, specials: Container[str], *, stops_after_first: bool = False
+    tools: Any,
+    tool_choice: Any,
+    tokenizer: Any,
+    specials: Container[str],
+    *,
+    stops_after_first: bool = False,
+    form: CallFormat | None = None,
+    allowed: Container[str] | None = None,
+    otherwise: str = "",
 ) -> dict[str, Any]:
-    """The setting that keeps tool calls to their format and arguments to their schemas.
+    """The setting that keeps tool calls to their format (`form`, or the template's) and arguments to their schemas.
 
     A call that must come is the only one; those that may come can be several, unless the text ends behind the first.
+    Only `allowed` tools are called. `otherwise` is a part of a grammar: the text of an answer without calls.
     """
     known = check_tools(tools)
     choice = read_choice(tool_choice, [name for name, _ in known])
     if choice == "none":
         return {}
-    form = find_format(tokenizer, tools)
-    if choice == "auto":
+    form = find_format(tokenizer, tools) if form is None else form
+    known = [(name, schema) for name, schema in known if allowed is None or name in allowed]
+    if choice == "auto" and not otherwise:
         structures = [
             {"begin": f"{form.begin}{name}{form.middle}", "schema": schema, "end": form.end} for name, schema in known
         ]
         tag = {"triggers": [form.begin], "structures": structures, "stop_after_first": stops_after_first}
         return {"structural_tag": tag}
-    wanted = [(name, schema) for name, schema in known if choice in ("required", f"tool:{name}")]
+    wanted = [(name, schema) for name, schema in known if choice in ("auto", "required", f"tool:{name}")]
     rules = [
         f"call_{place}: {spell(f'{form.begin}{name}{form.middle}', specials)} {embed_schema(schema)} "
         f"{spell(form.end, specials)}"
         for place, (name, schema) in enumerate(wanted)
     ]
     start = " | ".join(f"call_{place}" for place in range(len(wanted)))
+    if choice == "auto":
+        start, rules = (
+            "calls | answer",
+            [*rules, f"calls: ({start}){'' if stops_after_first else '+'}", f"answer: {otherwise}"],
+        )
     return {"grammar": "\n".join(["%llguidance {}", f"start: {start}", *rules])}

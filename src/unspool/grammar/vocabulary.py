@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from unspool.errors import SettingError, UnsupportedError
+from unspool.forks import make_lock
+from unspool.grammar.haste import refuse_in_haste
 from unspool.grammar.sources import require_library
 from unspool.grammar.spelling import drops_first_space, spell_out
+
+_LARGEST_QUICK: Final = 4096  # tokens of a vocabulary that is read in no time
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +28,13 @@ class GrammarVocabulary:
     ends: tuple[int, ...]  # the end tokens that it knows of
     drops_space: bool = False  # a text is decoded without the space before its first word
     compiled: OrderedDict[str, Any] = field(default_factory=OrderedDict)  # grammars over it, the latest last
+    refused: dict[str, tuple[str, float]] = field(default_factory=dict)  # why grammars can't be, and until when
+    lock: Any = field(init=False)  # around the two, for a moment
+    compiling: Any = field(init=False)  # while a grammar is compiled that may take long
+
+    def __post_init__(self) -> None:
+        for name in ("lock", "compiling"):
+            object.__setattr__(self, name, make_lock(self, name))
 
     @property
     def num_words(self) -> int:
@@ -31,8 +42,19 @@ class GrammarVocabulary:
         return (self.size + 31) // 32
 
 
-_made: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], GrammarVocabulary]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+@dataclass
+class _Made:
+    """The vocabularies of one tokenizer."""
+
+    by_size: dict[tuple[int, int], GrammarVocabulary] = field(default_factory=dict)
+    making: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.making = make_lock(self, "making")
+
+
+_made: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
+_lock = make_lock(sys.modules[__name__], "_lock")  # around the dictionary, for a moment
 
 
 def find_vocabulary(tokenizer: Any, size: int, ends: Sequence[int] = ()) -> GrammarVocabulary:
@@ -53,10 +75,14 @@ def find_vocabulary(tokenizer: Any, size: int, ends: Sequence[int] = ()) -> Gram
         )
     end = _choose_end(tokenizer, min(size, backend.get_vocab_size()), ends)
     with _lock:
-        known = _made.setdefault(tokenizer, {})
-        if (size, end) not in known:
-            known[size, end] = _make(backend, size, end)
-        return known[size, end]
+        held = _made.setdefault(tokenizer, _Made())
+    if (size, end) not in held.by_size:
+        if backend.get_vocab_size() > _LARGEST_QUICK:
+            refuse_in_haste("reading a vocabulary for grammars")
+        with held.making:
+            if (size, end) not in held.by_size:
+                held.by_size[size, end] = _make(backend, size, end)
+    return held.by_size[size, end]
 
 
 def _choose_end(tokenizer: Any, num_tokens: int, ends: Sequence[int]) -> int:

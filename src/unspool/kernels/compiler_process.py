@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from unspool.forks import make_lock
+
 _SERVER: Final = Path(__file__).parent / "gpu" / "compiler_server.py"
 _LONGEST: Final = 60.0  # seconds for one kernel
 # Imported before the first kernel is asked for, one by one: with what they import, these are the kernels of a decoder's
@@ -52,7 +54,7 @@ class CompilerProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0  # a fork of this process has the pipes, and no right to them
-        self._lock = threading.Lock()
+        self._lock = make_lock(self, "_lock")
         self._numbers = itertools.count()
         self._asked: dict[int, Future[bool]] = {}
         self._knows_key = False

@@ -21,6 +21,7 @@ class Text:
     width: int  # of a window
     first: int  # the first window that counts
     pads: torch.Tensor | None = None  # (rows,): columns of padding, which are read as zeros
+    firsts: torch.Tensor | None = None  # (rows,) int64: each row's own first window that counts, in place of `first`
 
     def __post_init__(self) -> None:
         columns = self.ids.shape[-1]

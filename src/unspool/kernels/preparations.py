@@ -10,11 +10,24 @@ import sys
 import threading
 from typing import Final
 
+from unspool.forks import after_fork, make_lock
+
 _LONGEST: Final = 30.0  # seconds
 _SHORT_TURN: Final = 2e-4  # seconds that a thread may keep Python's lock
 _awaited: set[threading.Event] = set()
-_turns_lock = threading.Lock()
+_turns_lock = make_lock(sys.modules[__name__], "_turns_lock")
 _usual: list[float] = []  # how long a turn was before, once for each who wants short ones
+
+
+def _forget(_module: object) -> None:
+    """In a forked child: nobody prepares anything any more."""
+    _awaited.clear()
+    if _usual:
+        sys.setswitchinterval(_usual[0])
+        _usual.clear()
+
+
+after_fork(sys.modules[__name__], _forget)
 
 
 def announce_preparation() -> threading.Event:

@@ -8,6 +8,8 @@ from typing import Final
 
 import torch
 
+from unspool.errors import UnsupportedError
+
 SMALLEST_CAPABILITY: Final = (8, 0)  # Ampere: what our kernels are written for
 
 
@@ -15,6 +17,16 @@ SMALLEST_CAPABILITY: Final = (8, 0)  # Ampere: what our kernels are written for
 def has_triton() -> bool:
     """Whether Triton is installed; it is imported only if a GPU is used."""
     return find_spec("triton") is not None
+
+
+def refuse_forked(device: torch.device) -> None:
+    """Raise if a device was its parent's, of which this process is a fork: CUDA can't be used in one."""
+    is_lost = getattr(torch.cuda, "_is_in_bad_fork", None)
+    if device.type == "cuda" and is_lost is not None and is_lost():
+        raise UnsupportedError(
+            "this process was forked from one that uses CUDA, which can't be used in both. Start it by `spawn` "
+            "(multiprocessing.get_context('spawn')), which loads the model again, or fork before a GPU is used"
+        )
 
 
 @cache

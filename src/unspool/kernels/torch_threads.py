@@ -8,6 +8,7 @@ milliseconds: the next pass of the library would share its cores with them. Betw
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from functools import lru_cache
 from typing import Final
 
 import torch
+
+from unspool.forks import after_fork
 
 MOST_ELEMENTS: Final = 1 << 20  # of an operator's tensor; with more, threads gain more than their spinning costs
 
@@ -45,6 +48,25 @@ class _Inside(threading.local):
 _inside = _Inside()
 
 
+_is_child = False  # of a fork
+
+
+def _stay_alone(_module: object) -> None:
+    """In a forked child: OpenMP's threads are not there, and an operator that ran on several would wait for them."""
+    global _is_child
+    _is_child = True
+    torch.set_num_threads(1)
+
+
+after_fork(sys.modules[__name__], _stay_alone)
+
+
+def set_torch_threads(number: int) -> None:
+    """Let torch's operators take so many threads; in a forked child they have one."""
+    if not _is_child:
+        torch.set_num_threads(number)
+
+
 @contextmanager
 def one_thread(num_elements: int) -> Iterator[None]:
     """Inside, operators over tensors of so many elements run on this thread alone, except in `all_threads`."""
@@ -59,7 +81,7 @@ def one_thread(num_elements: int) -> Iterator[None]:
         yield
     finally:
         _inside.all = None
-        set_threads(before)
+        set_threads(1 if _is_child else before)
 
 
 @contextmanager
@@ -69,7 +91,7 @@ def all_threads() -> Iterator[None]:
     if set_threads is None or number is None:
         yield
         return
-    set_threads(number)
+    set_threads(1 if _is_child else number)
     _inside.all = None
     try:
         yield

@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import re
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -20,8 +21,8 @@ Report = Callable[[int, int], None]  # bytes done, bytes in all
 _CHUNK_BYTES = 1 << 20
 _SECONDS = 30.0  # without a byte
 _MOST_TRIES = 5  # in a row without a byte
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
-_NETWORK = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})")
+_NETWORK = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
 class CutOffError(LoadError):
@@ -87,7 +88,7 @@ def _continue(url: str, part: Path, note: Path, most_bytes: int, report: Report)
     except urllib.error.HTTPError as error:
         if error.code != 416:  # nothing follows what is here: it is complete, or another file
             raise
-        total = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        total = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", ""))
         if total is not None and int(total[1]) == done:
             return True
         remove_part(part)

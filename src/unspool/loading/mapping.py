@@ -6,11 +6,12 @@ import mmap
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from unspool.errors import LoadError, UnspoolError
-from unspool.kernels.cpu import AnyBlocks, read_blocks, read_supers
+from unspool.kernels.cpu import AnyRows, find_layouts, read_blocks, read_stored, read_supers
 from unspool.loading.dequantize import CHUNK_BYTES, STORED_TYPES, StoredType, iterate_rows
 from unspool.loading.staging import Staging
 from unspool.loading.tensors import TensorInfo
@@ -179,14 +180,23 @@ class MappedTensors:
     def _check_numbers(self, name: str, chunk: torch.Tensor) -> None:
         # One NaN makes the sum NaN. Infinities and overflow can do so too, hence the second, slower look.
         if chunk.is_floating_point() and not chunk.sum(dtype=torch.float32).isfinite() and chunk.isnan().any():
-            raise LoadError(
-                f"tensor {name!r} of {self.location} holds NaN: the file is damaged or was saved from a "
-                "diverged training run. Download or convert it again"
-            )
+            self._refuse_nan(name)
 
-    def blocks(self, name: str) -> AnyBlocks | None:
+    def _refuse_nan(self, name: str) -> NoReturn:
+        raise LoadError(
+            f"tensor {name!r} of {self.location} holds NaN: the file is damaged or was saved from a "
+            "diverged training run. Download or convert it again"
+        )
+
+    def blocks(self, name: str) -> AnyRows | None:
         """A quantised tensor's own blocks, if they have a form that products read; NaN is refused."""
         info, raw = self.info(name), self.raw(name)
+        library = find_layouts()
+        if library is not None:
+            try:
+                return read_stored(library, raw, info.stored, info.shape)
+            except FloatingPointError:
+                self._refuse_nan(name)
         found = read_supers(raw, info.stored, info.shape) or read_blocks(raw, info.stored, info.shape)
         for halves in found.halves if found is not None else ():
             self._check_numbers(name, halves)

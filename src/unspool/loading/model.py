@@ -5,17 +5,20 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unspool.config import GenerationConfig
-from unspool.errors import ResourceError, SettingError, UnsupportedError
+from unspool.config import GenerationConfig, keep_unknown
+from unspool.errors import LoadError, ResourceError, SettingError, UnsupportedError
 from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
-from unspool.kernels.presence import has_triton
+from unspool.kernels.presence import has_triton, refuse_forked
+from unspool.kernels.torch_threads import one_thread, set_torch_threads
+from unspool.loading.digests import digest_model, sample_weights
 from unspool.loading.hub import NO_OPTIONS, HubOptions
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
@@ -71,6 +74,45 @@ class FileOrigin:
             threads=self.threads,
             native=self.native,
         ).model
+
+    def digest(self) -> str:
+        """A digest of samples of the files' content; empty if they are gone."""
+        try:
+            return sample_weights(self.location)
+        except LoadError:
+            return ""
+
+    def describe(self, device: torch.device, dtype: torch.dtype, settings: GenerationConfig) -> dict[str, Any]:
+        """What answers depend on: the content of the files, how they are held, and the model's own settings."""
+        computed = str(dtype).removeprefix("torch.")
+        return {
+            "weights": digest_model(self.location),
+            "device": device.type,
+            "dtype": f"auto ({computed})" if self.asked is None else computed,
+            "quantize": self.quantize or "none",
+            "native": self.native,
+            "defaults": {name: repr(value) for name, value in sorted(settings.to_diff_dict().items())},
+        }
+
+
+def describe_files(
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    quantize: str | None = "auto",
+    threads: int | None = None,
+    revision: str | None = None,
+    offline: bool | None = None,
+    native: bool | None = None,
+    hub: HubOptions = NO_OPTIONS,
+) -> dict[str, Any]:
+    """What `FileOrigin.describe` says of the model that `load_parts` makes of the same arguments, without making it."""
+    where, asked = _choose_device(device), _read_dtype(dtype)
+    source = open_source(name, revision=revision, offline=offline, hub=hub)
+    kept = asked or _choose_dtype(source, where)
+    origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
+    return origin.describe(where, kept, _read_settings(source))
 
 
 def load_parts(
@@ -128,15 +170,16 @@ def _load_parts(
         if is_adapted:
             architecture = name_architecture(source.config)
             await_triton()  # transformers imports parts of it
-            model = load_adapted(
-                source.location,
-                source.config,
-                source.tensors,
-                device=where,
-                dtype=kept,
-                name=architecture,
-                by_choice=native is False,
-            )
+            with one_thread(0) if where.type == "cpu" else nullcontext():
+                model = load_adapted(
+                    source.location,
+                    source.config,
+                    source.tensors,
+                    device=where,
+                    dtype=kept,
+                    name=architecture,
+                    by_choice=native is False,
+                )
         else:
             model = build_model(
                 source.config,
@@ -149,10 +192,13 @@ def _load_parts(
             )
         tokenizer = reading.result()
     model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
-    settings = GenerationConfig.from_dict(source.generation_config)
-    if not is_gguf and not source.generation_config:
-        settings = GenerationConfig.from_model_config(source.config)
-    return LoadedParts(str(name), source.location, model, tokenizer, settings)
+    return LoadedParts(str(name), source.location, model, tokenizer, _read_settings(source))
+
+
+def _read_settings(source: OpenedModel) -> GenerationConfig:
+    if source.kind != "gguf" and not source.generation_config:
+        return GenerationConfig.from_model_config(source.config)
+    return GenerationConfig.from_dict(keep_unknown(source.generation_config))
 
 
 def _choose_adapter(native: bool | None, source: OpenedModel, quantize: str | None) -> bool:
@@ -213,7 +259,7 @@ def _use_threads(threads: int | None) -> None:
     library = find_library()
     if library is not None:
         library.threads = threads
-    torch.set_num_threads(threads)
+    set_torch_threads(threads)
 
 
 def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
@@ -227,7 +273,9 @@ def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
 
 def _choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        refuse_forked(found)
+        return found
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
@@ -236,6 +284,7 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
         ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"device={device!r} was asked for, and torch finds no CUDA device here; use device='cpu'")
+    refuse_forked(chosen)
     return chosen
 
 

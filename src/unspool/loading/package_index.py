@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from urllib.parse import urldefrag, urljoin
 
 from unspool.errors import LoadError
@@ -16,7 +17,10 @@ from unspool.small_files import parse_json_object
 _USUAL_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
 _MAX_PAGE_BYTES = 16 << 20
-_LINK = re.compile(r'<a\b[^>]*?\bhref\s*=\s*"([^"]*)"[^>]*>([^<]*)</a>', re.IGNORECASE)
+_LONGEST_LINK = 4096  # characters of a link in a page
+_MOST_LINKS = 100_000
+_LINK = re.compile(r"<a\s", re.IGNORECASE)
+_ADDRESS = re.compile(r'\shref\s{0,9}=\s{0,9}"([^"]*)"', re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -53,7 +57,7 @@ def find_link(package: str, version: str, *, is_source: bool = False) -> Package
                 is_wanted = name.startswith(tuple(f"{start}-" for start in starts)) and name.endswith("-none-any.whl")
             if is_wanted:
                 return PackageLink(address, sha256) if address.startswith(("http://", "https://")) else None
-    except LoadError:
+    except (LoadError, ValueError):  # the second: an address that is none
         return None
     return None
 
@@ -68,9 +72,19 @@ def _list_files(data: bytes, kind: str, page: str) -> Iterator[tuple[str, str, s
                 found = hashes.get("sha256") if isinstance(hashes, dict) else None
                 yield file["filename"], urljoin(page, file["url"]), _check_sha256(found)
         return
-    for link, name in _LINK.findall(data.decode("utf-8", "replace")):
+    for link, name in _list_links(data.decode("utf-8", "replace")):
         address, fragment = urldefrag(urljoin(page, html.unescape(link)))
         yield html.unescape(name).strip(), address, _check_sha256(fragment.removeprefix("sha256="))
+
+
+def _list_links(page: str) -> Iterator[tuple[str, str]]:
+    """The address and the text of each link; a page is read once, whatever stands in it."""
+    for start in islice(_LINK.finditer(page), _MOST_LINKS):
+        end = page.find("<", start.end(), start.end() + _LONGEST_LINK)
+        head, sign, name = page[start.end() - 1 : max(end, start.end())].partition(">")
+        address = _ADDRESS.search(head)
+        if sign and address is not None and page.startswith(("</a>", "</A>"), end):
+            yield address[1], name
 
 
 def _check_sha256(text: object) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from unspool.errors import LoadError, ModelNotFoundError, SettingError
+from unspool.errors import LoadError, ModelNotFoundError, SettingError, excerpt
 from unspool.loading.catalogue import describe_unknown, find_entry, find_model
 from unspool.loading.gguf import GGUFFile
 from unspool.loading.hub import NO_OPTIONS, HubOptions, fetch, parse_hub_name
@@ -70,7 +73,12 @@ def find_source(
     has_weights: bool = True,
 ) -> Path:
     """Where a model lies: an existing path, a short name's file, or what was fetched from the hub."""
-    name = str(name_or_path)
+    if not isinstance(name_or_path, str | PathLike):
+        raise SettingError(
+            f"a model is named by a text or a path, not by a {type(name_or_path).__name__}: "
+            "unspool.load('smollm2-135m'), or a folder, a .gguf file, a hub id"
+        )
+    name = os.fsdecode(name_or_path)
     if not name or "\0" in name:
         raise ModelNotFoundError("a model is named by a path, a short name or a hub id; the name given is empty")
     path = _find_path(name)
@@ -95,9 +103,31 @@ def find_source(
             "a short name",
             "a hub id (owner/name or owner/name:file.gguf)",
         )
+        if isinstance(name_or_path, PathLike) or _looks_like_path(name):
+            raise ModelNotFoundError(_describe_missing(name))
         raise ModelNotFoundError(describe_unknown(name, looked_for))
     repo_id, filename = hub_name
     return fetch(repo_id, revision=revision, filename=filename, offline=offline, options=hub, has_weights=has_weights)
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name can only have been meant for a path: no short name and no hub id looks like that."""
+    begins = (".", "~", "/", "\\")
+    return name.startswith(begins) or name.endswith(("/", ".gguf", ".safetensors")) or name.count("/") > 1
+
+
+def _describe_missing(name: str) -> str:
+    """The error message for a path where nothing is: how far there is something, and what lies there."""
+    try:
+        path = Path(name).expanduser()
+        there = next((part for part in path.parents if part.is_dir()), None)
+        near = sorted(one.name for one in there.iterdir())[:10_000] if there == path.parent and there else []
+    except (OSError, RuntimeError):  # too long; the home of an unknown user; a folder that can't be read
+        return f"there is no folder and no file {excerpt(name)}. Check the path"
+    where = "" if there is None else f" {excerpt(str(there.absolute()))} is there"
+    meant = difflib.get_close_matches(path.name, near, n=1, cutoff=0.6)
+    hint = f", and has {excerpt(meant[0])}" if meant else ""
+    return f"there is no folder and no file {excerpt(name)}.{where}{hint}{'.' if where else ''} Check the path"
 
 
 def _find_path(name: str) -> Path | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from unspool.kernels.cpu import AnyBlocks
+from unspool.kernels.cpu import AnyRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TensorFile(Protocol):
         """
         ...
 
-    def blocks(self, name: str) -> AnyBlocks | None:
+    def blocks(self, name: str) -> AnyRows | None:
         """A quantised tensor's own blocks, if they have the form that products read; NaN is refused."""
         ...
 

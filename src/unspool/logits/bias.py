@@ -34,7 +34,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
 
     # What was made of equal biases is equal.
     joined_by: ClassVar[Joining] = MappingProxyType(
-        dict.fromkeys(("_groups", "_forbidden", "_singles", "_checked"), _keep)
+        dict.fromkeys(("_groups", "_forbidden", "_singles", "_checked", "bad_word_ids"), _keep)
     )
     _setting = "sequence_bias"
 

@@ -11,6 +11,7 @@ import torch
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.parameters import is_on
 from unspool.errors import SettingError
+from unspool.logits.alone import Apart
 from unspool.logits.base import LogitsProcessor
 from unspool.wording import about
 
@@ -29,6 +30,7 @@ class Context:
     encoder_input_ids: torch.Tensor | Callable[[], torch.Tensor] | None = None
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]] | None = None
     custom: tuple[LogitsProcessor, ...] = ()
+    apart: Apart | None = None  # the caller's own are shown each prompt's rows by themselves
     asked: frozenset[str] = frozenset()  # settings that the caller set, not the model's file
     tokenizer: Any = None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.errors import SettingError
+from unspool.errors import SettingError, excerpt
 from unspool.kernels.sending import send
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.rows import RowValues, TokenIds, as_positive_integer
@@ -117,6 +117,23 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
         return self._tokens.ids if width == self.begin_index else ()
 
 
+def _read_allowed(allowed: Any, device: torch.device) -> torch.Tensor:
+    """What a caller's function allows, as a tensor (tokens,); raises if it is no list of token ids."""
+    try:
+        tokens = torch.as_tensor(allowed, device=device).reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refuse_allowed(allowed) from error
+    if tokens.numel() and (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool):
+        raise _refuse_allowed(allowed)
+    return tokens
+
+
+def _refuse_allowed(allowed: Any) -> SettingError:
+    return SettingError(
+        about("prefix_allowed_tokens_fn", f"must return a list of token ids, but returned {excerpt(allowed)}.")
+    )
+
+
 class PrefixConstrainedLogitsProcessor(LogitsProcessor):
     """Allows only the tokens that a function of the batch's row and its text names (Cao et al. 2020, arXiv 2010.00904).
 
@@ -126,7 +143,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
     def __init__(
         self, prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], Sequence[int]], num_beams: int = 1
     ) -> None:
-        if not callable(prefix_allowed_tokens_fn):
+        if not callable(prefix_allowed_tokens_fn) or isinstance(prefix_allowed_tokens_fn, type):
             raise SettingError(
                 about("prefix_allowed_tokens_fn", "has to be a function (batch_id, input_ids) -> token ids.")
             )
@@ -142,7 +159,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         prompts = [number // self._num_beams for number in numbers]
         for place, prompt in enumerate(prompts):
             allowed = self._function(prompt, input_ids[place])
-            tokens = torch.as_tensor(allowed, device=scores.device).reshape(-1)
+            tokens = _read_allowed(allowed, scores.device)
             if tokens.numel() == 0:
                 raise SettingError(
                     about(

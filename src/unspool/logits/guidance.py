@@ -15,6 +15,8 @@ from unspool.wording import about
 class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     """Joins the two halves of a batch, with and without the condition, into guided scores."""
 
+    counts_columns = False
+
     def __init__(self, guidance_scale: float) -> None:
         self.guidance_scale = as_finite_float("guidance_scale", guidance_scale)
         if self.guidance_scale <= 1:
@@ -37,6 +39,8 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     The model is called the reference's way (`model(ids, attention_mask=…, use_cache=…, past_key_values=…).logits`).
     It remembers the other text between calls, so one is made for each generation.
     """
+
+    counts_columns = False
 
     def __init__(
         self,

@@ -140,5 +140,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
                 growth = largest
         ends = self._ends.index(scores)
         held = scores[:, ends]  # (rows, ends)
-        added = (held.abs() * growth).masked_fill(~held.isfinite(), 0.0)
+        # The lowest number is what `remove_invalid_values` makes of a token that is forbidden, and stays so.
+        is_out = ~held.isfinite() | (held <= torch.finfo(scores.dtype).min)
+        added = (held.abs() * growth).masked_fill(is_out, 0.0)
         return scores.index_copy(-1, ends, (held + added).clamp(max=largest))

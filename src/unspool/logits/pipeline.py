@@ -7,9 +7,11 @@ from typing import Any
 
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.errors import SettingError
+from unspool.logits.alone import show_alone
 from unspool.logits.base import LogitsProcessor, LogitsProcessorList
 from unspool.logits.building import Build, Context
 from unspool.logits.entry import STAGES, ProcessorEntry, Stage
+from unspool.logits.forced import PrefixConstrainedLogitsProcessor
 from unspool.logits.order import PROCESSORS, list_stage
 from unspool.registry import is_from, resolve
 from unspool.wording import Setting, Wording, about, word
@@ -32,7 +34,10 @@ def build_processors(
         processors.extend(processor for _, processor in _make_all(is_on["sampling"], build))
     processors.extend(processor for _, processor in _make_all(is_on["last"], build))
     processors.check_arguments(GIVEN)
-    return processors
+    if context.apart is None:
+        return processors
+    own = [one for one in processors if isinstance(one, PrefixConstrainedLogitsProcessor)]
+    return LogitsProcessorList(show_alone(processors, [*context.custom, *own], context.apart))
 
 
 def _find_on(build: Build, known: dict[Any, Any]) -> dict[Stage, list[ProcessorEntry]]:

@@ -11,7 +11,7 @@ import torch
 
 from unspool.errors import LoadError
 from unspool.kernels import mx
-from unspool.kernels.cpu import BLOCK, AnyBlocks, Blocks, Kind, SuperBlocks, join_blocks, quantise_rows
+from unspool.kernels.cpu import BLOCK, AnyRows, Blocks, Kind, RawBlocks, SuperBlocks, join_rows, quantise, read_plain
 from unspool.kernels.cpu.tiles import TILE
 from unspool.models.decoder.spec import NormSpec
 from unspool.models.sharing import SharedSource
@@ -62,6 +62,7 @@ class Assembler:
         self._prefix = prefix
         self._progress = progress
         self._used: set[str] = set()
+        self._unread: list[str] = []  # placed, but read only when they are laid out
         self._placed = 0
         self._total = sum(math.prod(source.info(name).shape) for name in source.names())
 
@@ -100,14 +101,23 @@ class Assembler:
         self.source.copy_into(name, out, transpose=is_transposed)
         self._account(name)
 
-    def _account(self, name: str) -> None:
+    def _account(self, name: str, *, is_read: bool = True) -> None:
         shape = self.source.info(name).shape
-        self.source.release(name)
+        if is_read:
+            self.source.release(name)
+        else:
+            self._unread.append(name)
         if name not in self._used:
             self._used.add(name)
             self._placed += math.prod(shape)
         if self._progress is not None:
             self._progress(self._placed, self._total)
+
+    def _release_read(self) -> None:
+        """Release the tensors that were read when they were laid out."""
+        for name in self._unread:
+            self.source.release(name)
+        self._unread.clear()
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """One tensor as it is, in a buffer of its own."""
@@ -138,9 +148,9 @@ class Assembler:
         *,
         is_transposed: bool = False,
         fewest_bits: Literal[4, 8] = 4,  # of what is quantised here
-    ) -> AnyBlocks:
+    ) -> AnyRows:
         """Stacked matrices as blocks of one kind: the file's own if they are, otherwise quantised here."""
-        return join_blocks(self._pack_each(names, sizes, inputs, is_transposed, fewest_bits, may_differ=False))
+        return join_rows(self._pack_each(names, sizes, inputs, is_transposed, fewest_bits, may_differ=False))
 
     def _pack_each(
         self,
@@ -151,7 +161,7 @@ class Assembler:
         fewest_bits: Literal[4, 8],
         *,
         may_differ: bool,
-    ) -> list[AnyBlocks]:
+    ) -> list[AnyRows]:
         """Matrices as blocks, all of one kind unless they `may_differ`."""
         found = [
             self.find(name, (inputs, size) if is_transposed else (size, inputs))
@@ -171,33 +181,37 @@ class Assembler:
         found: Sequence[str],
         has_own: bool,
         fewest_bits: Literal[4, 8],
-        quantise: Callable[[int, Kind], Blocks],
+        round_one: Callable[[int, Kind], Blocks],
         *,
         may_differ: bool,
-    ) -> list[AnyBlocks]:
-        """Tensors as blocks, all of one kind unless they `may_differ`: the file's own, or `quantise`'s of a place and a
-        kind."""
+    ) -> list[AnyRows]:
+        """Tensors as blocks, all of one kind unless they `may_differ`: the file's own, or `round_one`'s of a place and
+        a kind."""
         own = [self._find_own(name) if has_own else None for name in found]
         kinds = {None if part is None else part.kind for part in own}
         kind: Kind = "int4" if self.packing == "int4" and fewest_bits == 4 else "int8"
         keeps_all = may_differ or (len(kinds) == 1 and None not in kinds)
         parts = [
-            part if part is not None and (keeps_all or part.kind == kind) else quantise(place, kind)
+            part if part is not None and (keeps_all or part.kind == kind) else round_one(place, kind)
             for place, part in enumerate(own)
         ]
-        for name in found:
-            self._account(name)
+        self._release_read()
+        for name, part in zip(found, parts, strict=True):
+            self._account(name, is_read=not isinstance(part, RawBlocks))
         return parts
 
-    def _find_own(self, name: str) -> AnyBlocks | None:
+    def _find_own(self, name: str) -> AnyRows | None:
         """The file's blocks of a tensor, in a form that the device's products read."""
         found = self.source.blocks(name)
-        return found.simplify() if isinstance(found, SuperBlocks) and self.device.type != "cpu" else found
+        if found is None or self.device.type == "cpu":
+            return found
+        plain = read_plain(found)
+        return plain.simplify() if isinstance(plain, SuperBlocks) else plain
 
     def _quantise(self, name: str, size: int, inputs: int, is_transposed: bool, kind: Kind) -> Blocks:
         numbers = self.empty(size, inputs)
         self.source.copy_into(name, numbers, transpose=is_transposed)
-        return quantise_rows(numbers, kind)
+        return quantise(numbers, kind)
 
     def stack(self, names: Sequence[str], count: int, rows: int, inputs: int) -> AnyLinear:
         """Tensors (count, rows, inputs), each with a matrix of every expert, as one matrix: expert by expert, the
@@ -205,12 +219,12 @@ class Assembler:
         found = [self.find(name, (count, rows, inputs)) for name in names]
         if self.packs(inputs) and len(names) * rows % TILE == 0:
 
-            def quantise(place: int, kind: Kind) -> Blocks:
+            def round_one(place: int, kind: Kind) -> Blocks:
                 numbers = self.empty(count, rows, inputs)
                 self.source.copy_into(found[place], numbers)
-                return quantise_rows(numbers.view(-1, inputs), kind)
+                return quantise(numbers.view(-1, inputs), kind)
 
-            blocks = join_blocks(self._find_blocks(found, self.packing == "file", 4, quantise, may_differ=False))
+            blocks = join_rows(self._find_blocks(found, self.packing == "file", 4, round_one, may_differ=False))
             order = torch.arange(len(names) * count * rows)
             order = order.view(len(names), count, rows).transpose(0, 1).flatten()
             return self.lay_out(blocks.select_rows(order) if len(names) > 1 else blocks)
@@ -244,11 +258,6 @@ class Assembler:
         for name, size in zip(names, sizes, strict=True):
             part = weight[first : first + size]
             self.copy(f"{name}.weight", part, is_transposed=is_transposed)
-            if isinstance(self.source, SharedSource) and not is_changed:
-                self.source.rebind(
-                    self.find(f"{name}.weight", tuple(part.shape)[:: -1 if is_transposed else 1]),
-                    part.t() if is_transposed else part,
-                )
             first += size
         return Linear(weight, self.biases(names, sizes) if has_bias else None)
 
@@ -286,25 +295,26 @@ class Assembler:
         )
         bias = self.biases(names, sizes) if has_bias else None
         if len({part.kind for part in parts}) == 1:
-            parts = [join_blocks(parts)]
+            parts = [join_rows(parts)]
         if order is not None:
             parts = _order_parts(parts, order)
             bias = bias[order.to(bias.device)] if bias is not None else None
-        if len(parts) > 1:
-            return PackedLinear.of(*parts, bias=bias)
-        return self.lay_out(parts[0], bias)
+        return self.lay_out(*parts, bias=bias)
 
-    def lay_out(self, blocks: AnyBlocks, bias: torch.Tensor | None = None) -> PackedLinear | WordLinear:
-        """Blocks in the layout that the device's products read."""
+    def lay_out(self, *parts: AnyRows, bias: torch.Tensor | None = None) -> PackedLinear | WordLinear:
+        """Blocks in the layout that the device's products read; those of several kinds are for a CPU."""
         if self.device.type == "cpu":
-            return PackedLinear.of(blocks, bias=bias)
+            made = PackedLinear.of(*parts, bias=bias)
+            self._release_read()
+            return made
+        (blocks,) = parts
         assert isinstance(blocks, Blocks)
         return WordLinear.of(blocks, self.device, self.dtype, bias)
 
     def lay_out_mx(self, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> AnyLinear:
         """A matrix of 4-bit floats, kept exactly as it is unless another form was asked for."""
         if self.packing in ("int8", "int4"):
-            return self.lay_out(quantise_rows(mx.dequantise(blocks, scales), self.packing), bias)
+            return self.lay_out(quantise(mx.dequantise(blocks, scales), self.packing), bias=bias)
         if self.device.type != "cpu":
             words = mx.arrange(blocks, scales)
             return MxLinear(words.words, words.scales, self.dtype, bias)
@@ -313,11 +323,12 @@ class Assembler:
             return Linear(mx.dequantise(blocks, scales).to(self.dtype), bias)
         return PackedLinear.of(exact, bias=bias)
 
-    def lay_out_table(self, blocks: AnyBlocks, scale: float) -> PackedEmbedding | WordEmbedding:
+    def lay_out_table(self, blocks: AnyRows, scale: float) -> PackedEmbedding | WordEmbedding:
         """Embeddings in the layout of the device's lookups."""
         table: PackedEmbedding | WordEmbedding
         if self.device.type == "cpu":
             table = PackedEmbedding.of(blocks)
+            self._release_read()
         else:
             assert isinstance(blocks, Blocks)
             table = WordEmbedding.of(blocks, self.device, self.dtype)
@@ -349,6 +360,7 @@ class Assembler:
     def check_all_used(self, spare: Iterable[str] = ()) -> None:
         """Raise if the source holds tensors that this model would not use, or NaN; the last of all calls."""
         self.source.finish()
+        self._release_read()
         known = self._used | set(spare)
         left = [name for name in self.source.names() if name not in known and not _BUFFERS.search(name)]
         if left:
@@ -369,9 +381,9 @@ def _can_stand_apart(sizes: Sequence[int], order: torch.Tensor | None) -> bool:
     return is_whole and not any(size % TILE for size in sizes[:-1])
 
 
-def _order_parts(parts: Sequence[AnyBlocks], order: torch.Tensor) -> list[AnyBlocks]:
+def _order_parts(parts: Sequence[AnyRows], order: torch.Tensor) -> list[AnyRows]:
     """The rows of matrices that stand one below the other in another order; each keeps its own."""
-    ordered: list[AnyBlocks] = []
+    ordered: list[AnyRows] = []
     first = 0
     for part in parts:
         ordered.append(part.select_rows(order[first : first + part.shape[0]] - first))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -13,9 +12,10 @@ import torch
 
 from unspool.cache import Cache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
-from unspool.models.handing import Origin, Reduced, reduce_model
+from unspool.models.counting import count_parameters, describe_weights, iterate_held, name_formats
+from unspool.models.handing import Origin, Reduced, identify, reduce_model
 from unspool.models.weights import AnyEmbedding, AnyLinear, convert_tensors, iterate_tensors
-from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want, name_sizes
+from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
 
 
 class ModelConfig(SimpleNamespace):
@@ -39,6 +39,10 @@ class NativeModel(ABC):
         self._dtype = dtype
         self.generation_config: Any = None
         self.origin: Origin | None = None  # where it was loaded from; None if it was built in memory
+
+    def __repr__(self) -> str:
+        size = f"{self.num_parameters():,} parameters"
+        return f"{type(self).__name__}({self.info.family}, {size}, {describe_weights(self)}, {self.device})"
 
     # --- copies and other processes --------------------------------------------------------------------
     def __copy__(self) -> Self:
@@ -122,12 +126,10 @@ class NativeModel(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """An identifier of this model in every process: a hash of its sizes, its dtype and a sample of its weights."""
+        """An identifier of this model in every process: a hash of its files, its sizes, its dtype and some weights."""
         some = torch.arange(0, self.info.vocab_size, max(1, self.info.vocab_size // 64), device=self.device)
         rows = self.get_input_embeddings()(some)
-        sample = rows.flatten()[:: max(1, rows.shape[1] // 16)].float().cpu()
-        identity = (name_sizes(self.info), str(self.dtype), [f"{value:.4e}" for value in sample.tolist()])
-        return f"{self.info.family}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
+        return identify(self, rows.flatten()[:: max(1, rows.shape[1] // 16)])
 
     def _key_shape(self, num_layers: int) -> KeyShape:
         sizes, heads = self.config, int(self.config.num_attention_heads)
@@ -186,8 +188,13 @@ class NativeModel(ABC):
         return list({tensor.data_ptr(): tensor for tensor in iterate_tensors(self.weights)}.values())
 
     def num_parameters(self) -> int:
-        """The number of parameters; a tied head is counted once."""
-        return sum(tensor.numel() for tensor in self.parameters())
+        """The number of parameters, however they are held; a tied head is counted once."""
+        return count_parameters(iterate_held(self.weights))
+
+    @property
+    def weights_format(self) -> str:
+        """In which formats the parameters are held, that of the most first: "float32", "int4 and int8"."""
+        return name_formats(iterate_held(self.weights))
 
     @property
     def weights_bytes(self) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
 
 from unspool.errors import LoadError, PluginError, UnsupportedError
+from unspool.kernels.torch_threads import one_thread
 from unspool.models.assembly import Packing, Progress
 from unspool.models.families.baichuan import BAICHUAN
 from unspool.models.families.bart import BART, BLENDERBOT, M2M100, MARIAN, MBART, PEGASUS
@@ -128,11 +130,15 @@ def build_model(
     place = torch.device(device)
     family = describe_gguf(config) if is_gguf else describe(config)
     kept = dtype or _default_dtype(config, place)
-    if packing is None:
-        return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
-    if not isinstance(family, DecoderFamily | PairFamily):
-        raise UnsupportedError(f"{family.name} models can't be quantised; load them with quantize=None")
-    return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress, packing=packing)
+    # Hundreds of small operators: each would wait for OpenMP's threads, which get no core on a machine that is busy.
+    with one_thread(0) if place.type == "cpu" else nullcontext():
+        if packing is None:
+            return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
+        if not isinstance(family, DecoderFamily | PairFamily):
+            raise UnsupportedError(f"{family.name} models can't be quantised; load them with quantize=None")
+        return family.build(
+            config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress, packing=packing
+        )
 
 
 def can_pack(config: Mapping[str, Any], *, is_gguf: bool) -> bool:

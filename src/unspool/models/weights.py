@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.errors import LoadError
-from unspool.kernels.cpu import AnyBlocks, AnyKind, Blocks, find_library, pack_tiles, unpack_tiles
+from unspool.kernels.cpu import AnyKind, AnyRows, Blocks, find_library, lay_out, unpack_tiles
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
 from unspool.kernels.cpu.structures import CMatrix, describe_matrix
 from unspool.kernels.gpu.products.words import WordKind, Words, lay_out_words, round_floats
@@ -42,7 +42,7 @@ class WeightSource(Protocol):
 
     def copy_into(self, name: str, out: torch.Tensor, *, transpose: bool = False) -> None: ...
 
-    def blocks(self, name: str) -> AnyBlocks | None: ...
+    def blocks(self, name: str) -> AnyRows | None: ...
 
     def release(self, name: str) -> None: ...
 
@@ -80,7 +80,7 @@ class MemorySource:
             raise LoadError(f"tensor {name!r} has shape {list(tensor.shape)}, not {list(out.shape)}")
         out.copy_(tensor)
 
-    def blocks(self, name: str) -> AnyBlocks | None:  # noqa: ARG002 - the protocol's argument
+    def blocks(self, name: str) -> AnyRows | None:  # noqa: ARG002 - the protocol's argument
         """None: these tensors are not quantised."""
         return None
 
@@ -187,12 +187,12 @@ class PackedRows:
         return self.weight
 
     @classmethod
-    def of(cls, *parts: AnyBlocks, bias: torch.Tensor | None = None) -> Self:
+    def of(cls, *parts: AnyRows, bias: torch.Tensor | None = None) -> Self:
         """Blocks, laid out; those of several kinds one below the other, all but the last of whole tiles."""
         first, *others = parts
         rest = PackedRows.of(*others) if others else None
         rows = first.shape[0] + (rest.shape[0] if rest is not None else 0)
-        return cls(pack_tiles(first), first.kind, (rows, first.shape[1]), bias, rest)
+        return cls(lay_out(first), first.kind, (rows, first.shape[1]), bias, rest)
 
 
 class PackedLinear(PackedRows):

@@ -78,7 +78,7 @@ def read_drafting(
     except SettingError:
         if has_assistant or _is_asked(kind, asked):
             raise
-        return None  # what a model's file suggests gives way to what was asked for
+        return None  # what a model's file or "auto" suggests gives way to what was asked for
     _refuse_unread(kind, settings, asked, looks_up=looks_up)
     _refuse_lookbehind(settings, asked, relation)
     drafting = _settle(kind, settings, num_layers, can, relation)
@@ -109,7 +109,7 @@ def _name(kind: str) -> Setting:
 
 
 def _is_asked(kind: str, asked: Collection[str]) -> bool:
-    return DRAFTERS[kind].setting in asked or "speculate" in asked
+    return DRAFTERS[kind].setting in asked
 
 
 def _refuse_alone(settings: GenerationConfig, asked: Collection[str]) -> None:
@@ -173,7 +173,8 @@ def _settle(
         size = (AUTO_NGRAM if given is None else USUAL_NGRAM) if size is None else size
         _check_most("prompt_lookup_num_tokens", num_tokens, MOST_DRAFTED)
         _check_most("max_matching_ngram_size", size, LONGEST_NGRAM)
-        return Drafting(kind, num_tokens, max_ngram_size=size, is_auto=is_auto)
+        is_suggested = is_auto and given is None
+        return Drafting(kind, num_tokens, max_ngram_size=size, is_auto=is_auto, is_suggested=is_suggested)
     if kind not in ("draft_model", "early_exit"):  # a grammar's, and what a plug-in added
         num_tokens = DRAFTERS[kind].count(settings)
         _check_most(DRAFTERS[kind].setting, num_tokens, MOST_DRAFTED)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config import GenerationConfig
 from unspool.errors import ContextError, SettingError
 from unspool.plan.origins import SPOKEN, Origin
 from unspool.plan.prompt_shape import PromptShape
 from unspool.protocols import ModelInfo
-from unspool.wording import Setting, about, word
+from unspool.wording import Setting, word
 
 
 def decide_length(
@@ -56,8 +56,8 @@ def decide_length(
 def _fit_context(
     longest: int, settings: GenerationConfig, origins: Mapping[str, Origin], info: ModelInfo, shape: PromptShape
 ) -> int:
-    """Cut a default at the model's context; refuse what was asked for and can't be."""
-    if info.max_context is None:
+    """Cut a default at the model's context; refuse what was asked for and can't be: positions past a table's end."""
+    if info.max_context is None or (not info.ends_at_context and shape.longest_read >= info.max_context):
         return longest
     which = "prompt" if shape.longest_read == shape.longest else "negative prompt"
     if shape.longest_read >= info.max_context:
@@ -73,6 +73,8 @@ def _fit_context(
         for name in ("max_new_tokens", "max_length")
         if origins[name] in ("config", "call") and getattr(settings, name) is not None
     ]
+    if asked and not info.ends_at_context:
+        return longest
     if asked:
         raise ContextError(
             word(
@@ -89,43 +91,13 @@ def _fit_context(
     return shape.width + room
 
 
-def check_reachable(
-    settings: GenerationConfig, origins: Mapping[str, Origin], shape: PromptShape, max_length: int
-) -> None:
-    """Refuse a place that the caller names and no row gets to; what a model's file says of longer texts may stay."""
-    width = shape.width
-    for name, most, counted in (
-        ("min_new_tokens", max_length - width, "new tokens"),
-        ("min_length", max_length + shape.hidden, "tokens, prompt included"),
-    ):
-        if PARAMETERS[name].is_overridden(settings):
-            continue
-        value = getattr(settings, name)
-        fewest = max(value) if isinstance(value, (list, tuple)) else value or 0
-        if fewest > most and origins[name] in ("config", "call"):
-            raise SettingError(
-                word(
-                    "{name:is {value!r}} asks for more than a row can get: this call ends at {most} {counted}; lower "
-                    "it, or raise {max_new_tokens}",
-                    name=Setting(name),
-                    value=value,
-                    most=most,
-                    counted=counted,
-                )
-            )
+def check_reachable(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    """Refuse what nothing in the call can do. What is asked for a place that no row gets to is no fault, as in the
+    reference: a text ends at its longest, whatever its fewest tokens are, and nothing is forced that lies behind it."""
     decays = settings.exponential_decay_length_penalty is not None
     if decays and settings.eos_token_id is None and origins["exponential_decay_length_penalty"] in ("config", "call"):
         raise SettingError(
             word(
                 "{exponential_decay_length_penalty} makes the end token likelier, and there is none; set {eos_token_id}"
-            )
-        )
-    forced = settings.forced_bos_token_id
-    if forced is not None and forced >= 0 and width != 1 and origins["forced_bos_token_id"] in ("config", "call"):
-        raise SettingError(
-            about(
-                Setting("forced_bos_token_id", str(forced)),
-                f"forces the second token of a text, and the prompt has {width} already; leave it out, or "
-                "begin with one token",
             )
         )

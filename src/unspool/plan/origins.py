@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any, Literal
 
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.hosted import FOREIGN
 from unspool.config.parameters import ARGUMENTS, TEXT_ARGUMENTS
 from unspool.config.rules import check_settings
 from unspool.config.speech import ONE_WINDOW, WINDOWS
@@ -25,6 +26,13 @@ SPOKEN: dict[str, str] = {
     "call": "in the call",
 }
 
+
+_INSTEAD: dict[str, str] = {
+    "streamer": ": a stream gives its pieces itself, so iterate over it, or pass the streamer to generate()",
+    "prefix": ": lm.generate() and lm.stream() do",
+    "tools": ": lm.generate() and lm.stream() do",
+    "chat": ": lm.generate() and lm.stream() do",
+}
 
 _PICTURES = frozenset({"pixel_values", "images", "image", "pixel_values_videos", "videos", "image_grid_thw"})
 _SPEECH = (*ONE_WINDOW, *WINDOWS)
@@ -85,12 +93,27 @@ def _explicit(config: GenerationConfig | None) -> dict[str, Any]:
     return {} if config is None else {name: getattr(config, name) for name in config.explicit}
 
 
+def refuse_unread(names: Iterable[str], owner: str) -> None:
+    """Raise for a name in a config that is no setting, as `refuse_unknown` does for a call's."""
+    for name in names:
+        if name in FOREIGN:
+            raise SettingError(
+                f"`{name}` in {owner} is a setting of transformers' that unspool does not apply; leave it out"
+            )
+        if name in ARGUMENTS or name in TEXT_ARGUMENTS:
+            raise SettingError(f"{owner} has no setting {name!r}: it is an argument of generate(); pass it there")
+        refuse_unknown([name], caller=owner)
+
+
 def refuse_unknown(names: Iterable[str], others: Iterable[str] = (), caller: str = "generate()") -> None:
     """Raise for a name that is no setting, and say what it was probably meant to be; `others` are known beside them."""
     others = tuple(others)
     for name in names:
         if name in PARAMETERS or name in others:
             continue
+        if name in (*ARGUMENTS, *TEXT_ARGUMENTS):
+            hint = _INSTEAD.get(name, ": it is an argument that this call does not take; leave it out")
+            raise SettingError(f"{caller} has no setting {name!r:.80}{hint}")
         hint = suggest(name, (*PARAMETERS, *ARGUMENTS, *TEXT_ARGUMENTS, *_SPEECH, *others))
         if name in _PICTURES:
             hint = ": this model takes no pictures. Give a transformers object that does, or describe them in words"

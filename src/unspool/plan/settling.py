@@ -75,7 +75,7 @@ def settle_lengths(plan: Plan, info: ModelInfo, shape: PromptShape) -> Plan:
     is_endless = shape.is_endless if shape.has_cache else KINDS[plan.cache_kind].is_endless
     max_length = decide_length(settings, origins, info, shape, is_endless)
     num_new = max_length - shape.width
-    check_reachable(settings, origins, shape, max_length)
+    check_reachable(settings, origins)
     check_constraints(settings, vocab_size=info.vocab_size, end_ids=plan.eos_token_ids, max_new_tokens=num_new)
     made = copy(plan)
     vars(made).update(

@@ -40,12 +40,12 @@ def decide_drafting(
     why_even = info.why_even or ("" if assistant is None else assistant.why_even)
     facts = Facts(settings, info, shape, given={"assistant": assistant, "relation": relation, "why_even": why_even})
     try:
-        check_methods(facts, DRAFTED_SINGLY, DRAFTED_UNEVENLY)
+        check_methods(facts, DRAFTED_SINGLY, DRAFTED_UNEVENLY, DRAFTED_ROWS, *DRAFTED_STATES)
     except SettingError:
         if drafting.is_suggested:
             return None
         raise
-    check_methods(facts, DRAFTED_ROWS, *DRAFTED_STATES, ASSISTANT)
+    check_methods(facts, ASSISTANT)
     return drafting
 
 

@@ -11,11 +11,11 @@ import tokenizers
 import torch
 
 from unspool.api.language_model import read_quantize
-from unspool.config import PARAMETERS, GenerationConfig
+from unspool.api.opening import read_config
+from unspool.config import PARAMETERS
 from unspool.errors import LoadError, SettingError, UnsupportedError, excerpt
 from unspool.loading.model import load_parts
 from unspool.loading.tokenizer import load_tokenizer
-from unspool.models.adapters import find_settings
 from unspool.pretrained.keywords import MODEL_KEYWORDS, TOKENIZER_KEYWORDS, take_applied
 from unspool.pretrained.locations import read_location
 from unspool.pretrained.model import PretrainedModel
@@ -62,7 +62,7 @@ class _AutoModel(Auto):
         model = PretrainedModel(parts)
         cls._check_kind(model)
         if own is not None:
-            model.generation_config = _read_settings(own)
+            model.generation_config = read_config(own)
         if unused := model.generation_config.update(**settings):
             raise SettingError(f"{caller} does not know {', '.join(unused)}")
         return model
@@ -164,13 +164,6 @@ def _set_prefix_space(backend: tokenizers.Tokenizer, is_on: bool) -> None:
         raise UnsupportedError("add_prefix_space=True is for byte-level and sentencepiece vocabularies; leave it out")
     if has_one:
         backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(parts) if len(parts) > 1 else parts[0]
-
-
-def _read_settings(config: Any) -> GenerationConfig:
-    found = config if isinstance(config, GenerationConfig) else find_settings(config)
-    if found is None:
-        raise SettingError(f"generation_config must be a GenerationConfig, not a {type(config).__name__}")
-    return found
 
 
 def _read_placement(applied: dict[str, Any]) -> dict[str, Any]:

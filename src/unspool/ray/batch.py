@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from ray.exceptions import RayError
 
+from unspool.api import LanguageModel
 from unspool.batch.answers import find_name, write_failure
-from unspool.batch.ledger import Ledger, Progress, Share, describe_job
+from unspool.batch.ledger import Ledger, Progress, Share, describe_job, describe_model
 from unspool.batch.lines import BadLineError, Line
 from unspool.batch.output import Done, JobOutput, dump_line
 from unspool.batch.sources import Source, try_line
 from unspool.errors import EngineError, UnspoolError, excerpt
+from unspool.loading.model import describe_files
 from unspool.ray.cluster import Actors, import_ray
 from unspool.ray.dataset import map_batches
 from unspool.ray.requests import Requests
@@ -66,18 +68,40 @@ class RayPipeline:
     rows_per_task: int = ROWS_PER_TASK
 
     def describe(self) -> dict[str, Any]:
-        """What the answers depend on."""
-        return describe_job(self.source, self._find_name(), self.settings, self.seed, self.share)
+        """What the answers depend on. The model's files are looked at where an actor would be: it may be here or not.
+
+        A function that returns a model is not called for that, so that its weights are not known again.
+        """
+        model = None
+        if isinstance(self.model, LanguageModel):
+            model = describe_model(self.model)
+        elif isinstance(self.model, str | Path):
+            ray = import_ray("--ray")
+            look = ray.remote(describe_files).options(**self.actors.find_resources(ray))
+            try:
+                model = ray.get(look.remote(locate(self.model), **self.load))
+            except Exception as error:
+                raise read_failure(error) from error
+        return describe_job(
+            self.source,
+            self._find_name(),
+            self.settings,
+            self.seed,
+            self.share,
+            model=model,
+            any_model=self.any_model,
+        )
 
     def _find_name(self) -> str:
         return self.name or find_name(str(self.model))
 
     def count(self) -> int:
         """Rows of this job."""
-        return self.source.count(self.share.has)
+        return self.source.total(self.share)
 
-    def build(self, done: Done) -> Any:
-        """The dataset of answers to rows that are not done."""
+    def build(self, done: Done, weights: str | None = None) -> Any:
+        """The dataset of answers to rows that are not done; actors that find other `weights` refuse to work."""
+        self.source.refuse_changes()
         ray = import_ray("--ray")
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         requests = Requests(self.source, self.share, done, self.rows_per_task)
@@ -94,6 +118,7 @@ class RayPipeline:
             "engine": dict(self.engine),
             "any_model": self.any_model,
             "created": self.source.modified,
+            "weights": weights,
         }
         return map_batches(rows, LineWorker, self.actors, self.rows_per_task, locate(self.model), options)
 
@@ -107,7 +132,9 @@ class RayJob:
         self._pipeline, self._output = pipeline, output
         output.refuse_input(pipeline.source.path)
         self._ledger = Ledger(output, max_errors)
-        self.is_resumed = self._ledger.open(pipeline.describe(), pipeline.count(), restarts=restarts)
+        job = pipeline.describe()
+        self._weights = job["weights"]
+        self.is_resumed = self._ledger.open(job, pipeline.count(), pipeline.source.bound(), restarts=restarts)
 
     @property
     def progress(self) -> Progress:
@@ -118,14 +145,16 @@ class RayJob:
         """Answer what is not answered yet; whether all is. With `stop`, it ends at once: the next run goes on."""
         try:
             if self.progress.done < self.progress.total:
-                dataset = self._pipeline.build(self._output.done)
+                dataset = self._pipeline.build(self._output.done, self._weights)
                 for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
                     self._write(table)
                     if report is not None:
                         report(self.progress)
                     if stop is not None and stop():
                         break
-        except RayError as error:
+        except UnspoolError:
+            raise
+        except Exception as error:  # Ray's, and those of the packages that it moves rows by
             raise read_failure(error) from error
         finally:
             self._ledger.close()

@@ -36,7 +36,7 @@ def connect(address: str | None = None, **options: Any) -> Any:
         options.setdefault("include_dashboard", False)
     try:
         ray.init(address=address or None, log_to_driver=False, logging_level=logging.WARNING, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # its own have no common root with the system's
         raise ResourceError(f"no Ray cluster answers at {address or os.environ.get('RAY_ADDRESS')}: {error}") from error
     return ray
 

@@ -199,7 +199,7 @@ def _read_settings(value: Any) -> dict[str, Any]:
 
     try:
         settings = load_json(value) if isinstance(value, str) else _drop_nones(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingError(f"`settings` of a row is not valid JSON: {error}") from error
     if not isinstance(settings, dict):
         raise SettingError(f"`settings` of a row is an object or its JSON text, not {excerpt(value)}")
@@ -220,7 +220,7 @@ def _number_by_content(asked: Mapping[str, Any]) -> int:
     """A number for a row that has none: the same for the same request, wherever it is in the dataset."""
     try:
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SettingError(f"a column holds what JSON has no form for: {error}") from error
     return int.from_bytes(digest[:6], "big")
 

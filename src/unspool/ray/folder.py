@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from ray.data.checkpoint import CheckpointConfig
 from ray.data.datasource import BlockBasedFileDatasink
 from ray.exceptions import RayError
 
 from unspool.batch.ledger import Progress
-from unspool.batch.output import Done, Note
-from unspool.errors import ResourceError, SettingError
+from unspool.batch.output import Done, Note, take_output
+from unspool.errors import ResourceError, SettingError, UnspoolError
+from unspool.loading.locks import FileLock
 from unspool.ray.batch import RayPipeline, read_failure
 
 
@@ -44,23 +44,34 @@ class FolderJob:
         if self.folder.exists() and not self.folder.is_dir():
             raise SettingError(f"{folder} is a file; an output that ends with / is a folder")
         note = Note(self.folder / "job.json", self.folder)
+        self._lock = FileLock(self.folder / ".job.lock")
+        job = pipeline.describe()
+        self._weights = job["weights"]
+        self.folder.mkdir(exist_ok=True, parents=True)
+        take_output(self._lock, self.folder)
+        try:
+            self._open(note, job, restarts=restarts)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, note: Note, job: dict[str, Any], *, restarts: bool) -> None:
         if restarts and note.path.exists():  # else `checkpoint` may be somebody's own
             for path in (self._parts, self._checkpoint):
                 shutil.rmtree(path, ignore_errors=True)
             note.path.unlink(missing_ok=True)
-        self.folder.mkdir(exist_ok=True, parents=True)
         self.is_resumed = note.path.exists()
         if self.is_resumed:
-            note.compare(pipeline.describe())
-        elif any(self.folder.iterdir()):
-            raise SettingError(f"{folder} is not empty and no batch wrote it; name another")
+            note.compare(job)
+        elif any(path != self._lock.path for path in self.folder.iterdir()):
+            raise SettingError(f"{self.folder} is not empty and no batch wrote it; name another")
         else:
-            note.write(pipeline.describe())
+            note.write(job)
         for path in self._list_committed():
             if self._count_rows(path) is None:  # power was lost before the disk had it: Ray removes the part
                 path.rename(path.with_name(f"{path.stem}.pending.parquet"))
         done = self._count_done()
-        self.progress = Progress(pipeline.count(), done, num_before=done)
+        self.progress = Progress(self._pipeline.count(), done, num_before=done)
 
     def _list_committed(self) -> list[Path]:
         return [path for path in self._checkpoint.glob("*.parquet") if ".pending." not in path.name]
@@ -71,7 +82,7 @@ class FolderJob:
             rows = int(pq.read_metadata(checkpoint).num_rows)
             with (self._parts / f"{checkpoint.stem}.jsonl").open("rb") as file:
                 lines = sum(line.endswith(b"\n") for line in file)
-        except (OSError, pa.ArrowException):
+        except Exception:  # whatever pyarrow makes of half a file
             return None
         return rows if lines == rows else None
 
@@ -80,18 +91,30 @@ class FolderJob:
 
     def run(self) -> bool:
         """Answer what is not answered yet; whether all is."""
+        try:
+            return self._run()
+        finally:
+            self._lock.release()
+
+    def _run(self) -> bool:
         if self.progress.done < self.progress.total:
             started = time.monotonic()
-            dataset = self._pipeline.build(Done())
+            dataset = self._pipeline.build(Done(), self._weights)
             dataset.context.checkpoint_config = CheckpointConfig(
                 "line", str(self._checkpoint.resolve()), delete_checkpoint_on_success=False
             )
             try:
                 dataset.write_datasink(LinesFolder(self._parts.resolve()))
-            except RayError as error:
-                raise read_failure(error) from error
+            except UnspoolError:
+                raise
             except OSError as error:
-                raise ResourceError(f"{self.folder} can't be written: {error}; make room and start again") from error
+                if not isinstance(error, RayError):
+                    raise ResourceError(
+                        f"{self.folder} can't be written: {error}; make room and start again"
+                    ) from error
+                raise read_failure(error) from error
+            except Exception as error:
+                raise read_failure(error) from error
             finally:
                 self.progress.started = started
                 self.progress.done = self._count_done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -42,8 +43,12 @@ class Worker:
         engine: Mapping[str, Any] | None = None,
         any_model: bool = False,
         created: int = 0,
+        weights: str | None = None,
     ) -> None:
-        """`model` is what `unspool.load` takes, a language model, or a function that returns one."""
+        """`model` is what `unspool.load` takes, a language model, or a function that returns one.
+
+        With `weights`, a model with files of another digest is refused: this machine has other ones under the name.
+        """
         try:
             from unspool.batch.answers import Answers, find_name
         except ImportError as error:
@@ -51,6 +56,8 @@ class Worker:
         from unspool.engine import Engine
 
         lm = _find_model(model, dict(load or {}))
+        if weights is not None:
+            _check_weights(lm, weights)
         self.engine = Engine(lm, **_size_engine(lm, {"max_waiting": _WAITING, **(engine or {})}))
         self.answers = Answers(
             lm,
@@ -132,6 +139,17 @@ def _find_model(model: Any, options: dict[str, Any]) -> Any:
             f"`model` is a name, a path, a language model or a function that returns one, not {model!r:.80}"
         )
     return made
+
+
+def _check_weights(lm: Any, weights: str) -> None:
+    from unspool.batch.ledger import describe_model
+
+    found = describe_model(lm)["weights"]
+    if found != weights:
+        raise SettingError(
+            f"the files of {lm.name!r:.200} on {platform.node()} are not those that this job was begun with "
+            f"({str(found)[:12]}, not {weights[:12]}): answers would not belong together. Give every machine the same"
+        )
 
 
 def _size_engine(lm: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 
-from unspool.errors import LoadError, MissingExtraError, ModelNotFoundError, SettingError, UnspoolError, excerpt
+from unspool.errors import (
+    LoadError,
+    MissingExtraError,
+    ModelNotFoundError,
+    SettingError,
+    UnspoolError,
+    excerpt,
+    spell_controls,
+)
 from unspool.loading.hub import parse_hub_name
-from unspool.small_files import read_text
+from unspool.recipes.snapshot import Snapshot, show_name, take_snapshot
 
 SHIPPED = Path(__file__).parent / "shipped"
 FILE = "generate.py"
-_MOST_BYTES = 1 << 20
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PATTERNS = ["custom_generate/*", FILE, "requirements.txt", "README.md"]
+_LEFT_OUT = ["*__pycache__*", "*.pyc", "*.pyo"]  # what Python makes of the files beside them
+_LONGEST_LINE = 100
+_MOST_LISTED = 8  # files that an error lists
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeFiles:
-    """The files of a recipe."""
+    """The files of a recipe, as they were when it was found."""
 
     name: str
     folder: Path
     script: Path  # generate.py
+    snapshot: Snapshot
     is_shipped: bool = False
 
     @property
@@ -34,9 +44,10 @@ class RecipeFiles:
         beside = self.script.parent / "requirements.txt"
         return beside if beside.is_file() else self.folder / "requirements.txt"
 
-    def read_source(self) -> str:
+    @property
+    def source(self) -> str:
         """The script's text."""
-        return read_text(self.script, _MOST_BYTES)
+        return self.snapshot.files[self.script.relative_to(self.folder).as_posix()].source or ""
 
 
 def list_shipped() -> list[str]:
@@ -77,7 +88,10 @@ def _fetch(name: str, revision: str | None) -> Path:
                 f"the recipe {name!r} is code from the hub, which is run at one commit only: read "
                 f"https://huggingface.co/{name}/tree/{commit} and pass revision='{commit}'"
             )
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=_PATTERNS, ignore_patterns=_LEFT_OUT
+        )
+        return Path(folder)
     except UnspoolError:
         raise
     except Exception as error:  # the library's network errors have no common root across its versions
@@ -89,20 +103,36 @@ def _open(folder: Path, name: str, *, is_shipped: bool = False) -> RecipeFiles:
     script = next((place for place in places if place.is_file()), None)
     if script is None:
         raise LoadError(f"{folder} is no recipe: it has neither custom_generate/{FILE} nor {FILE}")
-    within = folder.resolve()
-    for file in (script, script.parent / "requirements.txt", folder / "requirements.txt"):
-        is_cached = within.parent.name == "snapshots"  # the hub's cache is made of links into its own store
-        root = within.parent.parent if is_cached else within
-        if file.exists() and not file.resolve().is_relative_to(root):
-            raise LoadError(f"{file} leads out of the recipe's folder; a recipe lies within its folder")
-    return RecipeFiles(name, folder, script, is_shipped)
+    snapshot = take_snapshot(folder, is_installed=is_shipped)
+    if script.relative_to(folder).as_posix() not in snapshot.files:
+        raise LoadError(f"{script} was removed while it was read")
+    return RecipeFiles(name, folder, script, snapshot, is_shipped)
 
 
 def describe_code(recipe: RecipeFiles, most_lines: int = 12) -> str:
-    """What would run: the file, its hash, and its first lines."""
-    source = recipe.read_source()
+    """What would run, in few words: the script and its hash, the files beside it, and the script's first lines."""
+    name = recipe.script.relative_to(recipe.folder).as_posix()
+    held = recipe.snapshot.files
+    others = [f"{show_name(other)[:200]} ({_shorten(held[other].digest)})" for other in sorted(held) if other != name]
+    beside = ""
+    if others:
+        left = f" and {len(others) - _MOST_LISTED} more" if len(others) > _MOST_LISTED else ""
+        beside = f"; with it come {', '.join(others[:_MOST_LISTED])}{left}"
+    return f"{recipe.script} (sha256 {_shorten(held[name].digest)}{beside}):\n{_show_source(recipe.source, most_lines)}"
+
+
+def list_code(recipe: RecipeFiles) -> str:
+    """What would run, whole: every file with its SHA-256, and the script's first lines."""
+    files = "\n".join(recipe.snapshot.describe())
+    return f"{recipe.script}:\n{_show_source(recipe.source, 12)}\nIts files, by SHA-256:\n{files}"
+
+
+def _shorten(digest: str | None) -> str:
+    return "not hashed" if digest is None else f"{digest[:16]}…"
+
+
+def _show_source(source: str, most_lines: int) -> str:
     lines = source.splitlines()
-    shown = "\n".join(f"    {line[:100]}" for line in lines[:most_lines])
+    shown = [f"{line[:_LONGEST_LINE]}{'…' if len(line) > _LONGEST_LINE else ''}" for line in lines[:most_lines]]
     rest = "" if len(lines) <= most_lines else f"\n    … ({len(lines)} lines)"
-    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-    return f"{recipe.script} (sha256 {digest}…):\n{shown}{rest}"
+    return "\n".join(f"    {spell_controls(line)}" for line in shown) + rest

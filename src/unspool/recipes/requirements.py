@@ -11,10 +11,10 @@ from unspool.small_files import read_text
 
 _MOST_BYTES = 1 << 16
 _MOST_LINES = 500
-_LINE = re.compile(
-    r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})\s*(\[[^\]]{0,200}\])?\s*((?:[<>=!~]=?=?\s*[^,;\s]{1,60}\s*,?\s*)*)"
-)
-_BOUND = re.compile(r"(===|==|>=|<=|!=|~=|>|<)\s*([0-9A-Za-z.*+!_-]+)")
+_LONGEST_LINE = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_BOUND = re.compile(r"(===|==|>=|<=|!=|~=|>|<)\s*([0-9A-Za-z.*+!_-]{1,60})")
+_WITH_STAR = ("==", "!=")  # signs that 1.* can follow
 _NUMBERS = re.compile(r"v?(?:\d+!)?(\d+(?:\.\d+)*)(.*)")
 
 
@@ -23,8 +23,11 @@ def check_requirements(path: Path, name: str) -> None:
     if not path.is_file():
         return
     lines = [line.split("#")[0].strip() for line in read_text(path, _MOST_BYTES).splitlines()]
+    lines = [line for line in lines if line]
+    if len(lines) > _MOST_LINES:
+        raise LoadError(f"{path} has {len(lines)} lines; at most {_MOST_LINES} are read")
     missing = []
-    for line in [line for line in lines if line][:_MOST_LINES]:
+    for line in lines:
         package, bounds = _read(line, path)
         try:
             installed: str | None = metadata.version(package)
@@ -43,10 +46,19 @@ def _read(line: str, path: Path) -> tuple[str, list[tuple[str, str]]]:
             f"{path} has the line {excerpt(line)}: only names with versions are read, such as numpy>=1.26; "
             "options, addresses and markers are not"
         )
-    match = _LINE.fullmatch(line)
-    if match is None:
+    named = _NAME.match(line) if len(line) <= _LONGEST_LINE else None
+    rest = "" if named is None else line[named.end() :].strip()
+    if rest.startswith("["):  # extras
+        rest = rest.partition("]")[2].strip()
+    bounds = [_BOUND.fullmatch(part.strip()) for part in rest.split(",") if part.strip()]
+    found = [(bound[1], bound[2]) for bound in bounds if bound is not None]
+    if (
+        named is None
+        or len(found) < len(bounds)
+        or any("*" in version and sign not in _WITH_STAR for sign, version in found)
+    ):
         raise LoadError(f"{path} has the line {excerpt(line)}, which is not a package with versions")
-    return match[1], _BOUND.findall(match[3] or "")
+    return named[0], found
 
 
 def _holds(installed: str, sign: str, wanted: str) -> bool:

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from unspool.errors import LoadError, SettingError, UnspoolError, excerpt
 from unspool.recipes.finding import RecipeFiles, describe_code, find_recipe
+from unspool.recipes.importing import import_recipe
 from unspool.recipes.requirements import check_requirements
 
 Function = Callable[..., Any]
 
 
 def load_recipe(recipe: Any, *, trusts: bool = False, revision: str | None = None) -> Function:
-    """The function of a recipe: a callable as it is, or the `generate` of a folder or hub id that is trusted."""
+    """The function of a recipe: a callable as it is, or the `generate` of a folder or hub id that is trusted.
+
+    `RecipeFiles`, which `find_recipe` has read, stand for their folder as it was then.
+    """
     if callable(recipe):
         if revision is not None:
             raise SettingError("`revision` is for recipes from the hub, and this one is a function; leave it out")
         return _check_function(recipe, getattr(recipe, "__name__", "the function"))
+    if isinstance(recipe, RecipeFiles):
+        return _load_files(recipe, trusts)
     if not isinstance(recipe, str) and not hasattr(recipe, "__fspath__"):
         raise SettingError(
             f"custom_generate={excerpt(recipe)} is no recipe; give a folder, a hub id (owner/name), the name of a "
             "shipped recipe, or a function"
         )
-    files = find_recipe(recipe, revision)
+    return _load_files(find_recipe(recipe, revision), trusts)
+
+
+def _load_files(files: RecipeFiles, trusts: bool) -> Function:
     check_source(files)
     if not trusts and not files.is_shipped:
         raise SettingError(
@@ -42,10 +48,11 @@ def load_recipe(recipe: Any, *, trusts: bool = False, revision: str | None = Non
 def check_source(files: RecipeFiles) -> None:
     """Raise if the script can't be parsed, or defines no function `generate`; nothing is run."""
     try:
-        tree = ast.parse(files.read_source(), str(files.script))
-    except (SyntaxError, ValueError) as error:
+        tree = ast.parse(files.source, str(files.script))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:  # the last three: nesting
         line = getattr(error, "lineno", None)
-        raise LoadError(f"{files.script} is not Python: {error.args[0]}{f' (line {line})' if line else ''}") from error
+        why = excerpt(str(error.args[0]), 300) if error.args else "it nests too deeply"
+        raise LoadError(f"{files.script} is not Python: {why}{f' (line {line})' if line else ''}") from error
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom | ast.Import):
@@ -58,24 +65,12 @@ def check_source(files: RecipeFiles) -> None:
 
 def _execute(files: RecipeFiles) -> Any:
     """The script's `generate`, from a module that can import the files beside it (`from .helper import …`)."""
-    digest = hashlib.sha256(f"{files.script.resolve()}\n{files.read_source()}".encode()).hexdigest()[:16]
-    name = f"unspool_recipe_{digest}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            name, files.script, submodule_search_locations=[str(files.script.parent)]
-        )
-        assert spec is not None and spec.loader is not None  # of a Python file
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except UnspoolError:
-            del sys.modules[name]
-            raise
-        except Exception as error:  # whatever somebody's code raises
-            del sys.modules[name]
-            raise LoadError(f"{files.script} failed when it was loaded: {type(error).__name__}: {error}") from error
-    return getattr(sys.modules[name], "generate", None)
+    try:
+        return getattr(import_recipe(files.snapshot, files.script), "generate", None)
+    except UnspoolError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever somebody's code raises
+        raise LoadError(f"{files.script} failed when it was loaded: {type(error).__name__}: {error}") from error
 
 
 def _check_function(function: Any, where: str) -> Function:

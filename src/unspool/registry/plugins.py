@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
 from typing import Any, Final
 
 from unspool.errors import PluginError
+from unspool.forks import make_lock
 from unspool.registry.references import resolve
 
 GROUP: Final = "unspool.plugins"
 SWITCH: Final = "UNSPOOL_PLUGINS"  # "off" leaves all packages' parts out
 
-_lock = RLock()
+_lock = make_lock(sys.modules[__name__], "_lock", RLock)
 _is_loaded = False
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,17 +14,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from unspool.errors import UnspoolError
 from unspool.server.bodies import ClientGoneError, JsonResponse
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
 from unspool.server.dialect import Dialect
 from unspool.server.generating import make_endpoint
-from unspool.server.logs import RequestRecord
+from unspool.server.logs import RequestRecord, choose_id, current
 from unspool.server.messages import MessageDialect
 from unspool.server.ollama import OllamaDialect, OllamaRoutes
 from unspool.server.openapi import describe_routes
 from unspool.server.pages import send_asset, show_studio
-from unspool.server.plain_routes import PlainRoutes
+from unspool.server.plain_routes import NOT_SERVED, PlainRoutes, make_refusal
 from unspool.server.refusals import RequestError
 from unspool.server.responses import ResponseDialect
 from unspool.server.security import check_host, check_origin, is_open
@@ -55,6 +55,8 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/api/chat", make_endpoint(state, OllamaDialect(is_chat=True)), methods=["POST"]),
         Route("/api/generate", make_endpoint(state, OllamaDialect(is_chat=False)), methods=["POST"]),
         Route("/api/tags", ollama.tags),
+        Route("/api/ps", ollama.running),
+        *(Route(path, make_refusal(why), methods=["POST", "DELETE"]) for path, why in NOT_SERVED.items()),
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/version", ollama.version),
         Route("/v1/models", plain.models),
@@ -87,6 +89,7 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         lifespan=lifespan,
         exception_handlers={RequestError: _answer_refusal, HTTPException: _answer_http},
     )
+    app.router.redirect_slashes = False  # to an address that the Host header says
     app.add_middleware(Door, state=state)
     app.state.unspool = state
     return app
@@ -107,8 +110,9 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> Response:
     """Starlette's own errors: no such route, a method that a route does not have."""
     assert isinstance(error, HTTPException)
-    reasons = {404: f"there is no {request.url.path[:128]!r} here; /openapi.json lists the routes"}
-    reasons[405] = f"{request.method} is not a method of {request.url.path[:128]!r}"
+    path = request.scope["path"][:128]  # `request.url` would be made of the Host header too
+    reasons = {404: f"there is no {path!r} here; /openapi.json lists the routes"}
+    reasons[405] = f"{request.method} is not a method of {path!r}"
     answer = _write_refusal(
         request.scope, RequestError(error.status_code, reasons.get(error.status_code, error.detail))
     )
@@ -130,7 +134,10 @@ class Door:
             elif scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        record = RequestRecord(uuid.uuid4().hex, scope["method"], scope["path"])
+        peer = scope.get("client")
+        sent = Headers(scope=scope).get("x-request-id")
+        record = RequestRecord(choose_id(sent), scope["method"], scope["path"], client=peer[0] if peer else "")
+        current.set(record)
         scope["unspool.record"] = record
         extra = [(b"x-request-id", record.id.encode()), (b"x-content-type-options", b"nosniff")]
 
@@ -146,7 +153,7 @@ class Door:
                 await refused(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
-        except (ClientGoneError, OSError):
+        except ClientGoneError:
             record.is_gone, record.status = True, record.status or 499
         except asyncio.CancelledError:
             if not self._state.gate.is_draining:
@@ -155,6 +162,9 @@ class Door:
             if not record.status:
                 await _write_refusal(scope, _ENDED)(scope, receive, answer)
         except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, UnspoolError) and record.status:
+                record.is_gone = True  # it is the connection's
+                return
             record.error = type(error).__name__
             record.bug = error
             if not record.status:

@@ -37,11 +37,19 @@ def get_record(request: Request) -> RequestRecord:
     return record
 
 
+def find_claim(request: Request) -> int | None:
+    """The bytes that a body is said to have; None if that is not said, or is no number."""
+    claimed = request.headers.get("content-length", "").lstrip("0") or "0"
+    if not (claimed.isascii() and claimed.isdecimal()):
+        return None
+    return int(claimed) if len(claimed) <= 18 else 1 << 62
+
+
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
     """A body of at most so many bytes, sent within so many seconds."""
     too_large = RequestError(413, f"the body has more than {most} bytes; send a smaller one", code="body_too_large")
-    claimed = request.headers.get("content-length", "")
-    if claimed.isdecimal() and int(claimed) > most:
+    claimed = find_claim(request)
+    if claimed is not None and claimed > most:
         raise too_large
     parts, size = [], 0
     try:

@@ -96,7 +96,7 @@ class CallReader:
         at += len(text[at:]) - len(text[at:].lstrip())
         try:
             arguments, end = json.JSONDecoder().raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         rest = text[end:]
         if form.end and form.end in rest:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from unspool.errors import InputError, UnspoolError, excerpt
-from unspool.grammar.tools import CallFormat, find_format, make_settings
+from unspool.grammar.generic_tools import choose_format, is_described, move_system, write_tools
+from unspool.grammar.sources import check_choices, embed_schema, spell
+from unspool.grammar.tools import CallFormat, check_tools, make_settings, read_choice, try_format
 from unspool.grammar.vocabulary import list_specials
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
 from unspool.server.names import CHAT
 from unspool.server.openai import OpenAIErrors, make_head, send_chunks
-from unspool.server.orders import Order, Target, has_structure, make_order
+from unspool.server.orders import Order, Target, make_order, take_structures
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 from unspool.text import Tokenizer
 
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_TOOL: Final = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 # Chats whose tool calls a template has been seen to write, so that the next ones like them are rendered once: the
 # template, whether there are tools, and whether messages with calls have a text, and several calls.
 _WRITTEN: Final = WeakKeyDictionary[Tokenizer, set[tuple[str, bool, frozenset[tuple[bool, bool]]]]]()
@@ -106,14 +112,16 @@ def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
 
 def count_prompt(found: Found, target: Target) -> int:
     """Tokens of a chat's prompt, be it longer than the model's context or not."""
-    return len(_read_prompt(found, target)[0])
+    return len(_read_prompt(found, target, counts=True)[0])
 
 
-def _read_prompt(found: Found, target: Target) -> tuple[list[int], CallFormat | None, int | None]:
+def _read_prompt(
+    found: Found, target: Target, *, counts: bool = False
+) -> tuple[list[int], CallFormat | None, int | None]:
     """A chat's prompt, the format of tool calls in its answer, and the most of them."""
     messages = read_messages(found.take("messages"), target)
-    form, most = _settle_tools(found, target)
-    return _render(found, messages, target), form, most
+    tools = _settle_tools(found, target)
+    return _render(found, messages, target, is_generic=tools.is_generic, counts=counts), tools.form, tools.most
 
 
 def _read_logprobs(found: Found, target: Target) -> int | None:
@@ -135,13 +143,23 @@ def read_messages(given: Any, target: Target) -> list[dict[str, Any]]:
         raise refuse_field("messages", "`messages` is a list of messages, each with a role and a content")
     if len(given) > target.limits.messages:
         raise refuse_field("messages", f"{len(given)} messages; at most {target.limits.messages} are taken")
-    return [_read_message(message, place) for place, message in enumerate(given)]
+    return [_read_message(message, place, target) for place, message in enumerate(given)]
 
 
-def _read_message(message: Any, place: int) -> dict[str, Any]:
+def _check_role(role: str, where: str, target: Target) -> None:
+    """Raise for a role that neither clients nor the chat template know: a template would write anything as one."""
+    template = "" if target.lm.tokenizer is None else str(target.lm.tokenizer.chat_template)
+    if role not in _ROLES and not re.search(rf"""['"]{re.escape(role)}['"]""", template):
+        raise refuse_field(
+            where, f"{where} has the role {excerpt(role)}; roles are {', '.join(_ROLES)}", "invalid_value"
+        )
+
+
+def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     where = f"messages[{place}]"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
         raise refuse_field(where, f"{where} must be an object with a role, such as user, and a content")
+    _check_role(message["role"], where, target)
     made = {name: value for name, value in message.items() if value is not None}
     made["role"] = "system" if message["role"] == "developer" else message["role"]
     made["content"] = join_parts(message.get("content"), where)
@@ -193,41 +211,115 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _settle_tools(found: Found, target: Target) -> tuple[CallFormat | None, int | None]:
-    """The format of tool calls and the most of them; `tools` stay among the values if the template is shown them."""
+@dataclass(frozen=True)
+class _Tools:
+    """What a chat's tools ask for."""
+
+    form: CallFormat | None = None  # of calls in the answer
+    is_generic: bool = False  # the template has no form of its own, so tools are described and calls written as texts
+    most: int | None = None  # calls of an answer
+
+
+def _settle_tools(found: Found, target: Target) -> _Tools:
+    """What a chat's tools ask for; `tools` stay among the values if the template is shown them."""
     tools, choice = found.values.get("tools"), found.take("tool_choice")
     parallel = found.take("parallel_tool_calls", True)
     if tools is None or choice == "none":
         found.take("tools")
         if choice is not None and choice != "none" and not (choice == "auto" and tools is None):
             raise refuse_field("tool_choice", "`tool_choice` chooses among tools, and there are none; send tools")
-        return None, None
-    choice = "auto" if choice is None else choice
+        return _Tools()
     tokenizer = target.tokenizer
     try:
+        names = [name for name, _ in check_tools(tools)]
+        choice, allowed = _read_allowed("auto" if choice is None else choice, names)
+        form, is_generic = choose_format(tokenizer, tools)
+        otherwise = _take_answer(found, is_needed=read_choice(choice, names) == "auto")
         made = make_settings(
-            tools, _flatten_choice(choice), tokenizer, list_specials(tokenizer), stops_after_first=not parallel
+            tools,
+            choice,
+            tokenizer,
+            list_specials(tokenizer),
+            stops_after_first=not parallel,
+            form=form,
+            allowed=allowed,
+            otherwise=otherwise,
         )
-        form = find_format(tokenizer, tools)
+    except RequestError:
+        raise
     except UnspoolError as error:
         raise RequestError(400, str(error), param="tool_choice" if "tool_choice" in str(error) else "tools") from error
-    asked = {*found.values} & {"response_format", "structured_outputs"}
-    if asked or has_structure(found.settings):
-        raise refuse_field(
-            "tools",
-            "tools and another field describe what the text must be; give one of them, or tool_choice 'none'",
-        )
     found.settings |= made
-    return form, None if parallel else 1
+    return _Tools(form, is_generic, None if parallel else 1)
 
 
-def _flatten_choice(choice: Any) -> Any:
-    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        raise refuse_field("tool_choice", "`allowed_tools` is not offered; send only the tools that may be called")
-    return choice
+def _read_allowed(choice: Any, names: Sequence[str]) -> tuple[Any, list[str] | None]:
+    """A choice, and the tools that may be called if it lists them: OpenAI's `allowed_tools`, in either form."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return choice, None
+    held = choice.get("allowed_tools", choice)
+    mode, listed = (held.get("mode", "auto"), held.get("tools")) if isinstance(held, Mapping) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise refuse_field(
+            "tool_choice", "`allowed_tools` are {mode: auto or required, tools: [{type: function, name}, …]}"
+        )
+    allowed = list[str]()
+    for tool in listed:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or name not in names:
+            raise refuse_field("tool_choice", f"`allowed_tools` has {excerpt(name)}, which is none of the tools")
+        allowed.append(name)
+    return mode, allowed
 
 
-def _render(found: Found, messages: list[dict[str, Any]], target: Target) -> list[int]:
+def _take_answer(found: Found, *, is_needed: bool) -> str:
+    """What an answer without calls must be, as a part of a grammar; empty if nothing is said of it.
+
+    A call that must come stands in place of such an answer.
+    """
+    asked = take_structures(found)
+    if len(asked) > 1:
+        raise refuse_field(asked[1][0], "two fields describe what the text must be; give one of them")
+    for field, name, value in asked if is_needed else []:
+        if name == "json_schema":
+            return embed_schema(value)
+        if name == "json_object":
+            return embed_schema({"type": "object"})
+        if name == "choice":
+            return f"({' | '.join(spell(one, ()) for one in check_choices(value))})"
+        raise refuse_field(
+            field,
+            f"`{field}` beside tools may be a JSON schema, json_object or a choice, and not {name}; give one of those, "
+            "or tool_choice 'none'",
+        )
+    return ""
+
+
+def _read_effort(found: Found, target: Target) -> dict[str, Any]:
+    """The variable of the chat template that says how long the model thinks."""
+    effort = found.take("reasoning_effort")
+    if effort is None:
+        return {}
+    template = str(target.tokenizer.chat_template)
+    if "reasoning_effort" in template and not (effort == "none" and "enable_thinking" in template):
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in template:
+        return {"enable_thinking": effort != "none"}
+    if effort == "none":
+        return {}
+    field = found.names.get("reasoning_effort", "reasoning_effort")
+    raise refuse_field(
+        field,
+        f"`{field}` is not offered: the chat template of {target.name} has no setting for how long it thinks; leave it "
+        "out, and ask for thoughts in the prompt",
+        "unsupported_parameter",
+    )
+
+
+def _render(
+    found: Found, messages: list[dict[str, Any]], target: Target, *, is_generic: bool, counts: bool
+) -> list[int]:
     if not target.tokenizer.chat_template:
         raise refuse_field(
             "messages", f"{target.name} has no chat template; send a text as the prompt of /v1/completions instead"
@@ -237,6 +329,7 @@ def _render(found: Found, messages: list[dict[str, Any]], target: Target) -> lis
     taken = {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "return_tensors"}
     if (taken | {"continue_final_message", "return_dict"}) & set(variables):
         raise refuse_field("chat_template_kwargs", "`chat_template_kwargs` are variables of the template's own")
+    variables = {**_read_effort(found, target), **variables}
     goes_on = found.take("continue_final_message", False)
     begins = found.take("add_generation_prompt", not goes_on)
     if goes_on and (begins or messages[-1]["role"] != "assistant"):
@@ -244,8 +337,15 @@ def _render(found: Found, messages: list[dict[str, Any]], target: Target) -> lis
             "continue_final_message",
             "`continue_final_message` goes on with an assistant's last message; set add_generation_prompt to false",
         )
+    field = found.names.get("messages", "messages")
+    if is_generic:
+        messages, tools = write_tools(messages, tools), None
     try:
-        return render_chat(target, messages, tools, documents, variables, begins=begins, goes_on=goes_on)
+        return render_chat(
+            target, messages, tools, documents, variables, begins=begins, goes_on=goes_on, counts=counts, field=field
+        )
+    except RequestError:
+        raise
     except UnspoolError as error:
         refused = read_error(error)
         raise refused if refused.status != 400 else refuse_field("messages", str(error)) from error
@@ -260,8 +360,10 @@ def render_chat(
     *,
     begins: bool = True,
     goes_on: bool = False,
+    counts: bool = False,
+    field: str = "messages",
 ) -> list[int]:
-    """The token ids of a conversation."""
+    """The token ids of a conversation, which has to fit unless its tokens are only counted."""
     tokenizer = target.tokenizer
 
     def write(messages: list[dict[str, Any]]) -> str:
@@ -276,32 +378,49 @@ def render_chat(
         )
         return written
 
-    text = write(messages)
     calling = [message for message in messages if message.get("tool_calls")]
     seen = _WRITTEN.setdefault(tokenizer, set())
     kinds = frozenset((bool(message.get("content")), len(message["tool_calls"]) > 1) for message in calling)
     kind = (str(tokenizer.chat_template), tools is not None, kinds)
+    text = _write_somehow(messages, write, tokenizer)
     if calling and (variables or kind not in seen):
-        _refuse_unread_calls(messages, text, write)
-        if not variables:  # with other variables the template may write otherwise
+        if _are_calls_unread(messages, text, write):
+            if try_format(tokenizer, [_TOOL]) is not None:
+                place = next(place for place, message in enumerate(messages) if message.get("tool_calls"))
+                raise InputError(
+                    f"messages[{place}] has tool_calls, which this model's chat template does not write; send them as "
+                    "text"
+                )
+            text = _write_somehow(write_tools(messages, None), write, tokenizer)
+        elif not variables:  # with other variables the template may write otherwise
             seen.add(kind)
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    encode = target.encode_text if counts else target.encode_prompt
+    ids = encode(text, add_special_tokens=False, field=field)
     if not ids:
         raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
     return ids
 
 
-def _refuse_unread_calls(
-    messages: list[dict[str, Any]], text: str, write: Callable[[list[dict[str, Any]]], str]
-) -> None:
-    """Raise if the template writes the same without the messages' tool calls: nobody should believe they were read."""
-    place = next(place for place, message in enumerate(messages) if message.get("tool_calls"))
+def _write_somehow(
+    messages: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], str], tokenizer: Tokenizer
+) -> str:
+    """The text of messages; a template that refuses calls, results or tools in a system message gets them as texts."""
+    try:
+        return write(messages)
+    except UnspoolError:
+        has_calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
+        changed = write_tools(messages, None) if has_calls and try_format(tokenizer, [_TOOL]) is None else messages
+        if is_described(changed[0]):
+            changed = move_system(changed)
+        if changed == messages:
+            raise
+        return write(changed)
+
+
+def _are_calls_unread(messages: list[dict[str, Any]], text: str, write: Callable[[list[dict[str, Any]]], str]) -> bool:
+    """Whether the template writes the same without the messages' tool calls: nobody should believe they were read."""
     bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
     try:
-        is_unread = write(bare) == text
+        return write(bare) == text
     except UnspoolError:  # a template that wants a call before its result has read them
-        return
-    if is_unread:
-        raise InputError(
-            f"messages[{place}] has tool_calls, which this model's chat template does not write; send them as text"
-        )
+        return False

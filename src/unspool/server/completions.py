@@ -121,10 +121,12 @@ def _write_delta(reply: Reply, delta: Delta, offsets: dict[int, int]) -> dict[st
     return made
 
 
-def read_prompts(given: Any, target: Target, *, add_special_tokens: bool = True) -> list[list[int]]:
-    """Prompts as token ids: of a text, of ids, or of a list of either."""
+def read_prompts(
+    given: Any, target: Target, *, add_special_tokens: bool = True, counts: bool = False
+) -> list[list[int]]:
+    """Prompts as token ids: of a text, of ids, or of a list of either. They need not fit if they are only counted."""
     if isinstance(given, str):
-        return [_encode(given, target, add_special_tokens)]
+        return [_encode(given, target, add_special_tokens, counts)]
     if not isinstance(given, list):
         raise refuse_field("prompt", f"`prompt` is a text, token ids, or a list of either, not {excerpt(given)}")
     if all(isinstance(one, int) for one in given):
@@ -134,7 +136,7 @@ def read_prompts(given: Any, target: Target, *, add_special_tokens: bool = True)
     made = []
     for one in given:
         if isinstance(one, str):
-            made.append(_encode(one, target, add_special_tokens))
+            made.append(_encode(one, target, add_special_tokens, counts))
         elif isinstance(one, list) and one:
             made.append(_check_ids(one, target))
         else:
@@ -142,9 +144,10 @@ def read_prompts(given: Any, target: Target, *, add_special_tokens: bool = True)
     return made
 
 
-def _encode(text: str, target: Target, add_special_tokens: bool) -> list[int]:
+def _encode(text: str, target: Target, add_special_tokens: bool, counts: bool) -> list[int]:
+    encode = target.encode_text if counts else target.encode_prompt
     try:
-        ids = target.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = encode(text, add_special_tokens=add_special_tokens, field="prompt")
     except UnspoolError as error:
         raise error if isinstance(error, RequestError) else refuse_field("prompt", str(error)) from error
     if not ids:
@@ -153,7 +156,9 @@ def _encode(text: str, target: Target, add_special_tokens: bool) -> list[int]:
 
 
 def _check_ids(ids: list[Any], target: Target) -> list[int]:
-    size = target.lm.model.info.vocab_size
+    size, longest = target.lm.model.info.vocab_size, target.longest_prompt
+    if longest is not None and len(ids) > longest:
+        raise target.refuse_long("prompt", f"{len(ids)} tokens")
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise refuse_field("prompt", f"{excerpt(token)} is not a token id; ids go from 0 to {size - 1}")

@@ -126,7 +126,7 @@ _SCHEMAS: Final[Mapping[Kind, Callable[[Parameter], Json]]] = {
 }
 
 _TENSORS: Final = "it returns tensors, which an answer in JSON has no place for"
-_SERVER: Final = "whoever starts the server decides it"
+_SERVER: Final = "it is decided where the server is started"
 _OBJECTS: Final = "it holds Python objects"
 NOT_OFFERED: Final[Mapping[str, str]] = {
     "output_attentions": _TENSORS,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unspool.server.bodies import JsonResponse, get_record, read_json, until_gone
+from unspool.grammar.haste import SlowGrammarError
+from unspool.server.bodies import JsonResponse, get_record, until_gone
 from unspool.server.dialect import Dialect, Reply
+from unspool.server.errands import Errand
 from unspool.server.logs import RequestRecord
 from unspool.server.models import Served
 from unspool.server.orders import Order
@@ -48,14 +50,18 @@ async def generate(
     with ExitStack() as stack:
         stack.enter_context(state.gate.enter(record.key))
         stack.enter_context(enter())
-        body = await read_json(request, limits.body_bytes, limits.body_seconds)
-        served = await state.models.borrow(body.get("model"))
-        stack.callback(state.models.give_back, served)
-        record.model = served.name
-        with nullcontext() if served.engine is None else served.engine.expecting():
-            order, work = await asyncio.to_thread(_submit, state, dialect, served, body, record)
+        with Errand(state, request) as errand:
+            body = await errand.read_json()
+            served = await state.models.borrow(body.get("model"))
+            stack.callback(state.models.give_back, served)
+            record.model = served.name
+            with nullcontext() if served.engine is None else served.engine.expecting():
+                submit = partial(_submit, state, dialect, served, body, record)
+                order, work = await errand.run(submit, lambda made: made[1].close())
+            del body, submit  # it may be large, and a stream goes on for long
         stack.callback(_note, state, record, work)
         stack.callback(work.close)
+        stack.enter_context(state.gate.ending(work.end))
         reply = Reply(order, served.texts, served.fingerprint)
         if order.stream:
             options, kept = state.options, stack.pop_all()
@@ -79,6 +85,8 @@ def _submit(
         raise RequestError(400, f"{served.name} writes what it hears; use /v1/audio/transcriptions", param="model")
     try:
         order = dialect.read(body, state.models.target(served, state.options.limits))
+    except SlowGrammarError:
+        raise
     except Exception as error:
         raise _explain(error, record) from error
     order.tenant = state.keys.make_tenant(record.key, order.tenant)
@@ -86,6 +94,8 @@ def _submit(
     try:
         tokenizer = None if served.lm is None else served.lm.tokenizer
         return order, Work(served.engine, order, tokenizer, state.options.limits.request_seconds)
+    except SlowGrammarError:
+        raise
     except Exception as error:
         raise _explain(error, record) from error
 
@@ -119,10 +129,10 @@ def _note(state: ServerState, record: RequestRecord, work: Work) -> None:
     model = record.model or ""
     metrics.tokens[model, "prompt"] += work.order.num_prompt_tokens
     metrics.tokens[model, "new"] += work.num_new
-    metrics.whole.add(now - work.started)
+    metrics.whole.add(model, now - work.started)
     if work.first_at is not None:
         record.first_token_seconds = work.first_at - work.started
-        metrics.first.add(record.first_token_seconds)
+        metrics.first.add(model, record.first_token_seconds)
         steps = work.num_new / max(1, len(work.order.prompts) * work.order.num_choices) - 1
         if steps > 0:
-            metrics.between.add((now - work.first_at) / steps)
+            metrics.between.add(model, (now - work.first_at) / steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from unspool.server.options import ClientLimits
@@ -25,6 +25,9 @@ class Gate:
         self._by_key: Counter[int] = Counter()
         self._seconds: list[float] = []
         self._idle = asyncio.Event()
+        self._is_hurried = False
+        self.is_ended = False  # what is still at work is being ended
+        self._enders = set[Callable[[], None]]()
 
     @contextmanager
     def enter(self, key: int) -> Iterator[None]:
@@ -62,6 +65,28 @@ class Gate:
         finally:
             self.num_traces -= 1
 
+    @contextmanager
+    def ending(self, end: Callable[[], None]) -> Iterator[None]:
+        """While something is at work, what ends it when the server does not wait for it any longer."""
+        self._enders.add(end)
+        if self.is_ended:
+            end()
+        try:
+            yield
+        finally:
+            self._enders.discard(end)
+
+    def end_all(self) -> None:
+        """End what is at work: streams get their last event, others an error."""
+        self.is_ended = True
+        for end in list(self._enders):
+            end()
+
+    def hurry(self) -> None:
+        """Wait no longer in `drain`."""
+        self._is_hurried = True
+        self._idle.set()
+
     def _refuse(self, why: str) -> RequestError:
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
         return RequestError(
@@ -70,9 +95,9 @@ class Gate:
 
     async def drain(self, seconds: float) -> bool:
         """Take no more requests and wait for those at work; whether all have ended in time."""
-        self.is_draining = True
+        self.is_draining, self._is_hurried = True, False
         until = time.monotonic() + seconds
-        while self.num_active and (left := until - time.monotonic()) > 0:
+        while self.num_active and not self._is_hurried and (left := until - time.monotonic()) > 0:
             self._idle.clear()
             try:
                 await asyncio.wait_for(self._idle.wait(), left)

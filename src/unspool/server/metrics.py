@@ -37,27 +37,47 @@ class Histogram:
             if value <= bound:
                 self.counts[place] += 1
 
+    def write(self, name: str, model: str) -> Iterator[str]:
+        """The lines of the page for a model."""
+        label = f'model="{_escape(model)}"'
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            yield f'{name}_bucket{{{label},le="{bound}"}} {count}'
+        yield f'{name}_bucket{{{label},le="+Inf"}} {self.number}'
+        yield f"{name}_sum{{{label}}} {_write(self.total)}"
+        yield f"{name}_count{{{label}}} {self.number}"
+
+
+class Histograms:
+    """One of each model."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds, self._by_model = bounds, dict[str, Histogram]()
+
+    def add(self, model: str, value: float) -> None:
+        """Count a value of a model's request."""
+        self._by_model.setdefault(model, Histogram(self._bounds)).add(value)
+
     def write(self, name: str, meaning: str) -> Iterator[str]:
         """The lines of the page."""
         yield f"# HELP {name} {meaning}"
         yield f"# TYPE {name} histogram"
-        for bound, count in zip(self.bounds, self.counts, strict=True):
-            yield f'{name}_bucket{{le="{bound}"}} {count}'
-        yield f'{name}_bucket{{le="+Inf"}} {self.number}'
-        yield f"{name}_sum {self.total:.6f}"
-        yield f"{name}_count {self.number}"
+        for model, one in sorted(self._by_model.items()):
+            yield from one.write(name, model)
 
 
 class Metrics:
     """What the server has done."""
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
+        self.requests: Counter[tuple[str, int, str]] = Counter()  # by route, status and model
         self.tokens: Counter[tuple[str, str]] = Counter()
-        self.first = Histogram(_SECONDS)
-        self.between = Histogram(_STEPS)
-        self.whole = Histogram(_SECONDS)
-        self.num_gone = 0  # clients that closed their connection early
+        self.first, self.between, self.whole = Histograms(_SECONDS), Histograms(_STEPS), Histograms(_SECONDS)
+        self.gone: Counter[str] = Counter()  # clients that closed their connection early, by model
+
+    @property
+    def num_gone(self) -> int:
+        """Clients that closed their connection early."""
+        return self.gone.total()
 
     def write(self, models: Models, num_active: int) -> str:
         """The page."""
@@ -66,8 +86,9 @@ class Metrics:
     def _lines(self, models: Models, num_active: int) -> Iterator[str]:
         yield "# HELP unspool_requests_total Requests answered."
         yield "# TYPE unspool_requests_total counter"
-        for (route, status), count in sorted(self.requests.items()):
-            yield f'unspool_requests_total{{route="{route}",status="{status}"}} {count}'
+        for (route, status, model), count in sorted(self.requests.items()):
+            labels = f'route="{route}",status="{status}",model="{_escape(model)}"'
+            yield f"unspool_requests_total{{{labels}}} {count}"
         yield "# HELP unspool_tokens_total Tokens read and written."
         yield "# TYPE unspool_tokens_total counter"
         for (model, kind), count in sorted(self.tokens.items()):
@@ -77,7 +98,8 @@ class Metrics:
         yield f"unspool_requests_active {num_active}"
         yield "# HELP unspool_disconnects_total Clients that closed their connection before the answer's end."
         yield "# TYPE unspool_disconnects_total counter"
-        yield f"unspool_disconnects_total {self.num_gone}"
+        for model, count in sorted(self.gone.items()):
+            yield f'unspool_disconnects_total{{model="{_escape(model)}"}} {count}'
         yield from self.first.write("unspool_first_token_seconds", "Seconds to the first token.")
         yield from self.between.write("unspool_token_seconds", "Seconds between tokens, the mean of a request.")
         yield from self.whole.write("unspool_request_seconds", "Seconds of a request.")
@@ -91,11 +113,16 @@ class Metrics:
                 yield f"# HELP {full} {meaning}"
                 yield f"# TYPE {full} {kind}"
                 for model, stat in stats:
-                    yield f'{full}{{model="{model}"}} {getattr(stat, name):g}'
+                    yield f'{full}{{model="{model}"}} {_write(getattr(stat, name))}'
         yield "# HELP unspool_model_loaded Whether a model is loaded."
         yield "# TYPE unspool_model_loaded gauge"
         for one in models.all:
             yield f'unspool_model_loaded{{model="{_escape(one.name)}"}} {int(one.is_loaded)}'
+
+
+def _write(value: float) -> str:
+    """A number with all of its digits."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def _escape(text: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,9 @@ from unspool._version import __version__
 from unspool.api import LanguageModel
 from unspool.engine import Engine
 from unspool.errors import ResourceError, SettingError, UnspoolError
+from unspool.forks import make_lock
 from unspool.server.orders import Target
-from unspool.server.refusals import RequestError
+from unspool.server.refusals import RequestError, read_error
 from unspool.server.tokens import ClientTokens
 
 _log = logging.getLogger("unspool.server")
@@ -91,7 +93,9 @@ class Models:
         self._by_name: dict[str, Served] = {}
         self.all = list(served)
         self._memory, self._restarts = memory, restarts
-        self._loading = threading.Lock()
+        self._loading = make_lock(self, "_loading")
+        # A thread of its own: those that wait for a model hold up nobody else's work.
+        self._loader = ThreadPoolExecutor(1, "unspool-loading")
         for one in served:
             for name in dict.fromkeys((one.name, *one.aliases)):
                 if name in self._by_name:
@@ -123,13 +127,19 @@ class Models:
         found.used_at = time.monotonic()
         try:
             if found.has_failed:
-                self._revive(found)
+                await self._run(self._revive, found)
             if not found.is_loaded:
-                await asyncio.to_thread(self._load, found)
-        except BaseException:
+                await self._run(self._load, found)
+        except BaseException as error:
             found.active -= 1
+            if isinstance(error, UnspoolError):
+                raise read_error(error) from error
             raise
         return found
+
+    async def _run(self, work: Callable[[Served], None], served: Served) -> None:
+        context = contextvars.copy_context()  # what is logged names the request
+        await asyncio.get_running_loop().run_in_executor(self._loader, context.run, work, served)
 
     def give_back(self, served: Served) -> None:
         """Let others make room where it is, when nobody uses it."""
@@ -143,7 +153,7 @@ class Models:
             for one in self.all:
                 if one.has_failed:
                     try:
-                        await asyncio.to_thread(self._revive, one)
+                        await self._run(self._revive, one)
                     except Exception:
                         _log.exception("the engine of %s can't be made anew", one.name)
 
@@ -205,6 +215,7 @@ class Models:
 
     def close(self) -> None:
         """Give all memory back."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
         for one in self.all:
             one.close()
 
@@ -231,5 +242,6 @@ def _make_fingerprint(lm: LanguageModel) -> str:
     """What a seed's text depends on: this version, the weights' file, how they are held, and the device."""
     source = lm.source
     size = source.stat().st_size if source.is_file() else 0
-    parts = (__version__, lm.name, str(size), str(lm.model.dtype), str(lm.device), lm.model.info.family)
+    held = getattr(lm.model, "weights_format", "")
+    parts = (__version__, lm.name, str(size), str(lm.model.dtype), held, str(lm.device), lm.model.info.family)
     return "unspool_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

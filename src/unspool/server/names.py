@@ -147,6 +147,14 @@ _EVERYWHERE: Final = (
     _refused("kv_transfer_params", _LATER),
 )
 
+_EFFORT: Final = Field(
+    _own(
+        "reasoning_effort",
+        "choice",
+        "How long the model thinks, where its chat template has a variable for it.",
+        choices=("none", "minimal", "low", "medium", "high", "xhigh"),
+    )
+)
 _TALK: Final = (
     Field(
         _own("messages", "object", "The conversation."),
@@ -188,7 +196,7 @@ _TALK: Final = (
     _refused("function_call", "use tool_choice", "none"),
     _refused("web_search_options", _LATER),
     _refused("verbosity", _LATER, "medium"),
-    _refused("reasoning_effort", _NO_REASONING, "none"),
+    _EFFORT,
     _refused("reasoning_format", _NO_REASONING, "none", "auto"),
     _refused("reasoning_budget_tokens", _NO_REASONING, -1),
     _refused("thinking_token_budget", _NO_REASONING, -1),
@@ -262,7 +270,7 @@ _RESPOND: Final = (
     _refused("conversation", "nothing is stored; send the whole conversation as input"),
     _refused("prompt", "nothing is stored; send the text as input"),
     _refused("background", "nothing is stored", False),
-    _refused("reasoning", _NO_REASONING, {"effort": None, "summary": None}, {"effort": None}, {"effort": "none"}),
+    Field(_own("reasoning", "object", "effort: as reasoning_effort."), schema={"type": "object"}),
     _refused("truncation", "shorten the input yourself, so that you know what is read", "disabled"),
     _refused("max_tool_calls", "tools run at the client"),
     _refused("context_management", "shorten the input yourself, so that you know what is read"),
@@ -292,7 +300,7 @@ _MESSAGE: Final = (
         _own("service_tier", "choice", "", choices=("auto", "standard_only")), "without effect", why="there is one tier"
     ),
 )
-_MACHINE: Final = "whoever starts the server decides how the machine is used"
+_MACHINE: Final = "how the machine is used is decided where the server is started"
 _OLLAMA: Final = (
     _length("num_predict", 1),
     Field(
@@ -308,7 +316,10 @@ _OLLAMA: Final = (
     _idle("num_ctx", "integer", "the model's whole context is used", at_least=0, at_most=LARGEST_COUNT),
     *(_idle(name, "integer", _MACHINE) for name in ("num_batch", "num_gpu", "num_thread", "main_gpu", "num_keep")),
     *(_idle(name, "flag", _MACHINE) for name in ("use_mmap", "use_mlock", "numa", "low_vram", "f16_kv")),
-    _refused("think", _NO_REASONING, False),
+    Field(
+        _own("think", "object", "As reasoning_effort; true and false too."),
+        schema={"anyOf": [{"type": "boolean"}, {"enum": ["low", "medium", "high"]}]},
+    ),
     _refused("template", "templates run code, and come with the model alone", ""),
     _refused("images", "models here read text alone"),
     _refused("suffix", "no model here fills in the middle", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unspool._version import __version__
-from unspool.grammar.tools import try_format
 from unspool.server.bodies import JsonResponse, read_json
 from unspool.server.chat import read_chat
 from unspool.server.completions import read_prompts
@@ -19,7 +19,7 @@ from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.models import Served
 from unspool.server.names import OLLAMA_CHAT, OLLAMA_GENERATE
-from unspool.server.orders import Order, Target, make_order, put_format
+from unspool.server.orders import Order, Target, make_order, put_effort, put_format
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.state import ServerState
 from unspool.server.work import Choice, Delta, Work
@@ -50,6 +50,9 @@ class OllamaDialect:
         if form is not None:
             kind = {"type": "json_object"} if form == "json" else {"type": "json_object", "schema": form}
             put_format(found, "format", kind)
+        think = found.take("think")
+        if think is not None:
+            put_effort(found, "think", {True: "medium", False: "none"}.get(think, think))
         order = self._read_chat(found, target) if self._is_chat else self._read_prompt(found, target)
         order.stream = body.get("stream") is not False  # on unless it is switched off
         return order
@@ -68,6 +71,8 @@ class OllamaDialect:
             if system is not None:
                 raise refuse_field("system", "`system` goes into the chat template, which `raw` leaves out")
             wanted, top = found.take("logprobs", False), found.take("top_logprobs", 0)
+            if found.take("reasoning_effort", "none") != "none":
+                raise refuse_field("think", "`think` goes into the chat template, which `raw` leaves out")
             order = make_order(found, read_prompts(prompt, target), target, "ollama-")
             if wanted:
                 order.logprobs = order.settings["logprobs"] = top
@@ -153,9 +158,6 @@ def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-
-
 class OllamaRoutes:
     """Routes about models, in Ollama's form."""
 
@@ -170,6 +172,11 @@ class OllamaRoutes:
         """All served models."""
         return JsonResponse({"models": [_describe(one) for one in self._state.models.all]})
 
+    async def running(self, _: Request) -> Response:
+        """The models that are loaded."""
+        loaded = [one for one in self._state.models.all if one.is_loaded]
+        return JsonResponse({"models": [_describe_loaded(one) for one in loaded]})
+
     async def show(self, request: Request) -> Response:
         """One of them."""
         limits = self._state.options.limits
@@ -177,18 +184,31 @@ class OllamaRoutes:
         if unknown := set(body) - {"model", "name", "verbose"}:
             return JsonResponse({"error": f"unknown field {min(unknown)!r}"}, 400)
         served = self._state.models.find(body.get("model", body.get("name")))
-        made = _describe(served)
-        info: dict[str, Any] = {}
-        template, calls = "", False
-        if served.lm is not None:
-            about = served.lm.model.info
-            info = {"general.architecture": about.family, f"{about.family}.context_length": about.max_context}
-            found = None if served.lm.tokenizer is None else served.lm.tokenizer.chat_template
-            template = found if isinstance(found, str) else ""
-            calls = found is not None and try_format(served.lm.tokenizer, [_TOOL]) is not None
-        can = ["completion", *(["tools"] if calls else [])]
-        shown = {"details": made["details"], "model_info": info, "template": template, "capabilities": can}
-        return JsonResponse({"modelfile": "", "parameters": "", "modified_at": made["modified_at"], **shown})
+        return JsonResponse(await asyncio.to_thread(_show, served))
+
+
+def _show(served: Served) -> dict[str, Any]:
+    """All that is known of a model. Whoever has a chat template can call tools, in its form or in the generic one."""
+    made = _describe(served)
+    info: dict[str, Any] = {}
+    template, has_chats = "", False
+    if served.lm is not None:
+        about = served.lm.model.info
+        info = {"general.architecture": about.family, f"{about.family}.context_length": about.max_context}
+        found = None if served.lm.tokenizer is None else served.lm.tokenizer.chat_template
+        template, has_chats = found if isinstance(found, str) else "", bool(found)
+    can = ["completion", *(["tools"] if has_chats else [])]
+    shown = {"details": made["details"], "model_info": info, "template": template, "capabilities": can}
+    return {"modelfile": "", "parameters": "", "modified_at": made["modified_at"], **shown}
+
+
+def _describe_loaded(served: Served) -> dict[str, Any]:
+    """A loaded model, which stays while there is room: for ever, as far as is known."""
+    made = {name: value for name, value in _describe(served).items() if name != "modified_at"}
+    assert served.lm is not None
+    on_card = served.size if served.lm.device.type != "cpu" else 0
+    context = served.lm.model.info.max_context
+    return {**made, "expires_at": "9999-12-31T23:59:59Z", "size_vram": on_card, "context_length": context}
 
 
 def _describe(served: Served) -> dict[str, Any]:

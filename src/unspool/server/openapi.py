@@ -19,6 +19,7 @@ _GETS: Final = {
     "/metrics": "Counts and times in Prometheus' format.",
     "/openapi.json": "This page.",
     "/api/tags": "The served models, in Ollama's form.",
+    "/api/ps": "The models that are loaded, in Ollama's form.",
     "/api/version": "The library's version, in Ollama's form.",
 }
 

@@ -14,8 +14,17 @@ from unspool.numeric import is_number
 class ClientLimits:
     """Bounds of what clients may ask for."""
 
+    connections: int = 1024  # open ones; beyond them one that asks for nothing is closed
+    header_bytes: int = 32 << 10  # of one request
+    header_seconds: float = 20.0  # that a client may take to send them
+    idle_seconds: float = 30.0  # that a connection may be open without a request
     body_bytes: int = 4 << 20
     audio_bytes: int = 64 << 20
+    costly_bytes: int = 256 << 20  # of long bodies that wait to be read; a hard grammar counts as a MiB
+    costly_bytes_per_client: int = 64 << 20  # the same, of a key, or of an address where there are no keys
+    text_bytes: int = 2 << 20  # of a text whose tokens are listed or counted
+    token_ids: int = 1 << 18  # whose text is asked for
+    logit_bias: int = 4096  # entries; also of lists of words and of sequences
     new_tokens: int = 8192  # of one choice
     prompts: int = 64  # of one request
     choices: int = 64  # of one request, `n` and `best_of` of all prompts

@@ -11,11 +11,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from unspool.api import LanguageModel
 from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.rules import find_unused
 from unspool.config.structures import STRUCTURES
+from unspool.config.values import LONGEST_STRING
 from unspool.errors import excerpt
 from unspool.grammar.tools import CallFormat
 from unspool.numeric import is_number
@@ -23,12 +25,14 @@ from unspool.server.fields import Found
 from unspool.server.options import ClientLimits
 from unspool.server.refusals import MADE_OF, ClientNames, RequestError, refuse_field
 from unspool.text import Tokenizer
+from unspool.text.shortest import TokenBound, find_bound
 from unspool.wording import Wording
 
 COMPLETION: Final = "cmpl-"  # the kind of a completion
 COMPLETION_TOKENS: Final = 16  # OpenAI's default for completions
 _SEARCHES: Final = ("num_beams", "num_beam_groups", "penalty_alpha", "dola_layers", "force_words_ids")
 _BIAS: Final = 1000.0  # the most that is added to a score
+_LISTS: Final = ("logit_bias", "sequence_bias", "bad_words_ids", "force_words_ids", "dry_sequence_breakers")
 
 
 @dataclass
@@ -93,6 +97,55 @@ class Target:
         """The longest text that it reads."""
         found: int | None = self.lm.model.info.max_context
         return found
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """The most tokens of a prompt, if there is a bound."""
+        info = self.lm.model.info
+        if info.is_encoder_decoder:
+            found: int | None = info.longest_source
+            return found
+        return None if self.context is None else self.context - 1
+
+    def encode_prompt(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
+        """A prompt's tokens. One that can't fit is refused by its length alone: finding its tokens takes seconds."""
+        longest, bound = self.longest_prompt, _find_bound(self.tokenizer)
+        if longest is not None and bound is not None and len(text) * 4 > longest * bound.most_bytes:
+            fewest = bound.count(text)
+            if fewest > longest:
+                raise self.refuse_long(field, f"{len(text)} characters, which are at least {fewest} tokens,")
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_text(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
+        """The tokens of a text that need not fit into the context."""
+        most = self.limits.text_bytes
+        if len(text) * 4 > most and (size := len(text.encode("utf-8", "replace"))) > most:
+            raise refuse_field(
+                field, f"the text has {size} bytes; at most {most} are read at once, so send parts of it"
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def refuse_long(self, field: str, size: str) -> RequestError:
+        """A prompt that does not fit, of such a size."""
+        is_pair = self.lm.model.info.is_encoder_decoder
+        ends = (
+            f"its encoder takes at most {self.longest_prompt}"
+            if is_pair
+            else f"the model's context ends at {self.context}"
+        )
+        return refuse_field(field, f"the prompt has {size} and {ends}; shorten it", "context_length_exceeded")
+
+
+_BOUNDS: Final = WeakKeyDictionary[Tokenizer, tuple[int, TokenBound | None]]()
+
+
+def _find_bound(tokenizer: Tokenizer) -> TokenBound | None:
+    """How few tokens a text can have, found once a tokenizer; None where there is no bound."""
+    size = len(tokenizer)
+    known = _BOUNDS.get(tokenizer)
+    if known is None or known[0] != size:
+        known = _BOUNDS[tokenizer] = (size, find_bound(tokenizer.backend_tokenizer))
+    return known[1]
 
 
 def make_order(found: Found, prompts: list[list[int]], target: Target, kind: str) -> Order:
@@ -236,6 +289,8 @@ def _settle_stops(settings: dict[str, Any], values: dict[str, Any], target: Targ
 
 def _settle_words(settings: dict[str, Any], values: dict[str, Any], target: Target) -> None:
     """Texts that stand for tokens: forbidden, forced, biased."""
+    for name in _LISTS:
+        _check_count(name, values.get(name, settings.get(name)), target)
     for name, setting in (("bad_words", "bad_words_ids"), ("force_words", "force_words_ids")):
         words = values.pop(name, None)
         if words is None:
@@ -257,6 +312,13 @@ def _settle_words(settings: dict[str, Any], values: dict[str, Any], target: Targ
         settings["logit_bias"] = _read_bias(settings["logit_bias"], target)
     if "dry_sequence_breakers" in settings:
         settings["dry_sequence_breakers"] = _read_breakers(settings["dry_sequence_breakers"], target)
+
+
+def _check_count(name: str, given: Any, target: Target) -> None:
+    """Raise for more entries than every step may look at."""
+    most = target.limits.logit_bias
+    if isinstance(given, list | dict) and len(given) > most:
+        raise refuse_field(name, f"`{name}` has {len(given)} entries; at most {most} are taken")
 
 
 def _spell(tokenizer: Tokenizer, word: str, *, both: bool) -> list[list[int]]:
@@ -286,6 +348,8 @@ def _read_bias(given: Any, target: Target) -> dict[int, float]:
 
 def _read_token(key: Any, target: Target) -> list[int]:
     if isinstance(key, str) and not key.isdecimal():
+        if len(key) > LONGEST_STRING:
+            raise refuse_field("logit_bias", f"a text in `logit_bias` has at most {LONGEST_STRING} characters")
         return target.tokenizer.encode(key, add_special_tokens=False)
     try:
         token = int(key)
@@ -321,14 +385,41 @@ def put_format(found: Found, field: str, form: Any) -> None:
 
 def _settle_structure(order: Order, values: dict[str, Any]) -> None:
     """`response_format` and `structured_outputs` as the one setting that they are."""
-    settings, field = order.settings, order.names.get("response_format", "response_format")
-    asked = [(field, *one) for one in _read_format(field, values.pop("response_format", None))]
-    asked += [("structured_outputs", *one) for one in _read_structured(values.pop("structured_outputs", None))]
-    for sent, name, value in asked:
+    settings = order.settings
+    for sent, name, value in _list_structures(order.names, values):
         if has_structure(settings):
             raise refuse_field(sent, "two fields describe what the text must be; give one of them")
         settings[name] = value
         order.names[name] = sent
+
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+def put_effort(found: Found, field: str, effort: Any) -> None:
+    """Enter a dialect's own `field` that says how long the model thinks."""
+    if effort is None:
+        return
+    if effort not in EFFORTS:
+        raise refuse_field(field, f"an effort is one of {', '.join(EFFORTS)}, not {excerpt(effort)}", "invalid_value")
+    found.put("reasoning_effort", effort)
+    found.names["reasoning_effort"] = field
+
+
+def _list_structures(names: Mapping[str, str], values: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    """What `response_format` and `structured_outputs` ask for: the field, the setting and its value."""
+    field = names.get("response_format", "response_format")
+    asked = [(field, *one) for one in _read_format(field, values.pop("response_format", None))]
+    return asked + [("structured_outputs", *one) for one in _read_structured(values.pop("structured_outputs", None))]
+
+
+def take_structures(found: Found) -> list[tuple[str, str, Any]]:
+    """All that says what the text must be, taken out of a request: the field, the setting and its value."""
+    asked = _list_structures(found.names, found.values)
+    for name in STRUCTURES:
+        if found.settings.get(name) not in (None, False):
+            asked.append((found.names.get(name, name), name, found.settings.pop(name)))
+    return asked
 
 
 def has_structure(settings: Mapping[str, Any]) -> bool:
@@ -428,15 +519,10 @@ def _settle_length(order: Order, target: Target) -> None:
     room = limits.new_tokens if target.context is None else min(limits.new_tokens, target.context - before)
     asked = settings.get("max_new_tokens")
     name = order.names.get("max_new_tokens", "max_tokens")
-    most, ends = info.longest_source, f"its encoder takes at most {info.longest_source}"
-    if not info.is_encoder_decoder and target.context is not None:
-        most, ends = target.context - 1, f"the model's context ends at {target.context}"
+    most = target.longest_prompt
     if most is not None and longest > most:
-        raise refuse_field(
-            "prompt" if order.kind == COMPLETION else order.names.get("messages", "messages"),
-            f"the prompt has {longest} tokens and {ends}; shorten it",
-            "context_length_exceeded",
-        )
+        field = "prompt" if order.kind == COMPLETION else order.names.get("messages", "messages")
+        raise target.refuse_long(field, f"{longest} tokens")
     if asked is None:
         if "max_length" not in settings:
             settings["max_new_tokens"] = room

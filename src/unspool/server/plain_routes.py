@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from unspool._version import __version__
 from unspool.errors import UnspoolError, excerpt
-from unspool.server.bodies import JsonResponse, read_json
+from unspool.server.bodies import JsonResponse
 from unspool.server.chat import read_messages
 from unspool.server.completions import read_prompts
+from unspool.server.errands import Errand
 from unspool.server.messages import count_tokens
 from unspool.server.models import Served
 from unspool.server.orders import Target
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.state import ServerState
 from unspool.server.tracing import list_parameters
+
+_NO_VECTORS: Final = (
+    "models here write text and have no embeddings; use a server of embedding models for them, or /v1/systemone for "
+    "the probabilities of answers to questions about a text"
+)
+_NO_CHANGES: Final = "models are chosen when the server is started: `unspool serve NAME`, after `unspool pull NAME`"
+NOT_SERVED: Final = {
+    **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings", "/embedding", "/embeddings"), _NO_VECTORS),
+    **dict.fromkeys(("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"), _NO_CHANGES),
+}
+"""Routes of other servers, and why they are not here."""
+
+
+def make_refusal(why: str) -> Callable[[Request], Any]:
+    """The endpoint of a route that is not offered."""
+
+    async def refuse(_: Request) -> Response:
+        raise RequestError(400, why, code="unsupported")
+
+    return refuse
 
 
 class PlainRoutes:
@@ -87,14 +108,16 @@ class PlainRoutes:
     async def _with_model(self, request: Request, answer: Callable[[dict[str, Any], Target], Any]) -> Response:
         state = self._state
         limits = state.options.limits
-        body = await read_json(request, limits.body_bytes, limits.body_seconds)
-        served = await state.models.borrow(body.pop("model", None))
-        try:
-            return JsonResponse(await asyncio.to_thread(answer, body, state.models.target(served, limits)))
-        except UnspoolError as error:
-            raise read_error(error) from error
-        finally:
-            state.models.give_back(served)
+        with Errand(state, request) as errand:
+            body = await errand.read_json()
+            served = await state.models.borrow(body.pop("model", None))
+            try:
+                target = state.models.target(served, limits)
+                return await errand.run(lambda: JsonResponse(answer(body, target)))
+            except UnspoolError as error:
+                raise read_error(error) from error
+            finally:
+                state.models.give_back(served)
 
 
 def describe_model(served: Served) -> dict[str, Any]:
@@ -151,11 +174,13 @@ def _tokenize(body: dict[str, Any], target: Target) -> dict[str, Any]:
     if "messages" in given:
         if "prompt" in given:
             raise refuse_field("prompt", "`prompt` and `messages` are two texts; give one of them")
-        ids = target.tokenizer.encode(_render(given, target), add_special_tokens=given.get("add_special_tokens", False))
+        adds = given.get("add_special_tokens", False)
+        ids = target.encode_text(_render(given, target), add_special_tokens=adds, field="messages")
     elif not given["prompt"]:
         ids = []
     else:
-        ids = read_prompts(given["prompt"], target, add_special_tokens=given.get("add_special_tokens", True))[0]
+        adds = given.get("add_special_tokens", True)
+        ids = read_prompts(given["prompt"], target, add_special_tokens=adds, counts=True)[0]
     made: dict[str, Any] = {"count": len(ids), "max_model_len": target.context, "tokens": ids}
     if given.get("return_token_strs"):
         made["token_strs"] = target.tokenizer.convert_ids_to_tokens(ids)
@@ -164,7 +189,11 @@ def _tokenize(body: dict[str, Any], target: Target) -> dict[str, Any]:
 
 def _detokenize(body: dict[str, Any], target: Target) -> dict[str, Any]:
     given = _take(body, {"tokens": list, "skip_special_tokens": bool}, "tokens")
-    size = target.lm.model.info.vocab_size
+    size, most = target.lm.model.info.vocab_size, target.limits.token_ids
+    if len(given["tokens"]) > most:
+        raise refuse_field(
+            "tokens", f"{len(given['tokens'])} token ids; at most {most} are taken, so send parts of them"
+        )
     if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < size for one in given["tokens"]):
         raise refuse_field("tokens", f"`tokens` are ids from 0 to {size - 1}")
     text = target.tokenizer.decode(given["tokens"], given.get("skip_special_tokens", False))

@@ -91,7 +91,7 @@ class RequestError(UnspoolError):
     @property
     def kind(self) -> str:
         """The type of the error, in OpenAI's words."""
-        return _KINDS.get(self.status, "server_error")
+        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     @property
     def headers(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
 from unspool.server.names import RESPONSES
-from unspool.server.orders import Order, Target, put_format
+from unspool.server.orders import Order, Target, put_effort, put_format
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.work import Choice, Work
 
@@ -39,6 +39,7 @@ class ResponseDialect:
             raise refuse_field("include", "`include` has message.output_text.logprobs alone")
         if wanted or "top_logprobs" in found.values:
             found.put("logprobs", True)
+        _read_reasoning(found)
         order = read_chat(found, target, "resp_")
         order.echoed = {name: body.get(name) for name in _ECHOED} | {"max_output_tokens": body.get("max_output_tokens")}
         return order
@@ -268,6 +269,14 @@ def _read_choice(given: Any) -> Any:
     if isinstance(given, dict) and given.get("type") == "function":
         return {"type": "function", "function": {"name": given.get("name")}}
     return given
+
+
+def _read_reasoning(found: Found) -> None:
+    given = found.take("reasoning", {})
+    others = [name for name in given if name != "effort" and given[name] is not None]
+    if others:
+        raise refuse_field("reasoning", f"`reasoning` has an effort alone, not {excerpt(others[0])}; leave it out")
+    put_effort(found, "reasoning", given.get("effort"))
 
 
 def _read_text(found: Found, text: dict[str, Any]) -> None:

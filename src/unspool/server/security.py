@@ -8,7 +8,6 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from unspool.errors import SettingError
 from unspool.server.options import ServerOptions
@@ -84,7 +83,8 @@ def check_origin(headers: Mapping[str, str], options: ServerOptions) -> str | No
         return None
     if "*" in options.origins or origin in options.origins:
         return origin
-    if urlsplit(origin).netloc == headers.get("host"):
+    scheme, _, name = origin.partition("://")
+    if scheme in ("http", "https") and name and name == headers.get("host"):
         return None  # a page of this server's own
     raise RequestError(
         403, "pages of this origin may not call this server; start it with --allow-origin", code="origin"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import socket
 import sys
@@ -12,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from unspool.api import LanguageModel, load
 from unspool.errors import MissingExtraError, ResourceError, SettingError
@@ -35,6 +36,9 @@ _ENGINE_OPTIONS = (
 _LOAD_OPTIONS = ("device", "dtype", "quantize", "threads", "revision", "offline", "progress", "native")
 LAST_PORT = 65_535
 _CHAT = '{"messages": [{"role": "user", "content": "Write a haiku about a lighthouse."}]}'
+_OTHER_FILES = 512  # than connections: weights, libraries, the processes that check grammars
+_PATIENCE = 2  # signals: the first waits for requests, the second ends them, a third cuts them off
+_LAST_SECONDS = 3.0  # in which requests that are ended say so
 _WAITING = 1 << 16  # the server bounds what waits itself, and answers 429
 
 
@@ -155,6 +159,8 @@ def serve(
             "keys (--api-key-file), or say that it is meant (allows_anyone=True, --no-keys)"
         )
     listening = listen(host, port)
+    _allow_files(state.options.limits.connections + _OTHER_FILES)
+    stop_logging = state.log.take_over() if state.options.log != "none" else lambda: None
     try:
         if not loads_on_demand:
             state.models.open_all()
@@ -163,9 +169,27 @@ def serve(
     finally:
         listening.close()
         state.models.close()
+        stop_logging()
         if ready_file is not None:
             with suppress(OSError):
                 Path(ready_file).unlink()
+
+
+def _allow_files(count: int) -> None:
+    """Raise the number of files that this process may have open, as far as the system lets it: connections are files,
+    and where there are no more of them nobody is let in."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees standard error; else it is a log, whose lines are JSON."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def run_server(server: Any, listening: socket.socket) -> None:
@@ -200,14 +224,22 @@ def make_server(
     on_ready: Callable[[str], None] | None = None,
     *,
     announces: bool = False,
+    parser: Callable[..., Any] | None = None,
 ) -> Any:
-    """uvicorn around an application, on a socket; `serve(sockets=[…])` runs it."""
+    """uvicorn around an application, on a socket; `serve(sockets=[…])` runs it. `parser` is a protocol of uvicorn's."""
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from unspool.server.connections import Connections
+
+    connections = Connections(state, AutoHTTPProtocol if parser is None else parser)
+    limits = state.options.limits
 
     class Server(uvicorn.Server):
         """uvicorn's server, which lets requests end before it does."""
 
         draining: asyncio.Task[None] | None = None
+        num_signals = 0
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -219,7 +251,7 @@ def make_server(
             state.log.write("ready", address=address, models=[one.name for one in state.models.all])
             if on_ready is not None:
                 on_ready(address)
-            if announces:
+            if announces and (state.options.log == "none" or _is_watched()):  # else lines are the log's
                 served = state.models.all
                 names = ", ".join(one.name for one in served)
                 print_ready(address, names, needs_key=bool(state.keys), example=choose_example(served))
@@ -230,11 +262,18 @@ def make_server(
                 await self.lifespan.shutdown()
 
         def handle_exit(self, sig: int, _frame: Any) -> None:
-            if self.draining is not None or state.gate.is_draining:
+            self.num_signals += 1
+            if self.num_signals > _PATIENCE:
                 self.should_exit = self.force_exit = True
                 return
             state.gate.is_draining = True
-            self.loop.call_soon_threadsafe(self._begin_drain, sig)
+            self.loop.call_soon_threadsafe(self._note_signal, sig)
+
+        def _note_signal(self, sig: int) -> None:
+            if self.draining is not None:
+                state.gate.hurry()
+            else:
+                self._begin_drain(sig)
 
         def _begin_drain(self, sig: int) -> None:
             state.log.write("draining", signal=signal.Signals(sig).name, active=state.gate.num_active)
@@ -242,18 +281,22 @@ def make_server(
 
         async def _drain(self) -> None:
             is_idle = await state.gate.drain(state.options.drain_seconds)
+            if not is_idle:
+                state.gate.end_all()
+                is_idle = await state.gate.drain(_LAST_SECONDS)
             state.log.write("drained", active=None if is_idle else state.gate.num_active)
             self.force_exit = not is_idle
             self.should_exit = True
 
     config = uvicorn.Config(
         app,
+        http=cast(Any, connections.make),
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=math.ceil(limits.idle_seconds + limits.header_seconds) + 5,  # `Connections` is before it
         h11_max_incomplete_event_size=64 << 10,
         ws="none",
         lifespan="on",

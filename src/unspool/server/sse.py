@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ class EventStream(Response):
                 task.cancel()
             with suppress(asyncio.CancelledError):  # the server ends, and waits for nobody
                 await asyncio.gather(*tasks, return_exceptions=True)
+                if isinstance(self._events, AsyncGenerator):
+                    await self._events.aclose()
         error = sending.exception() if sending.done() and not sending.cancelled() else None
         if error is not None and not isinstance(error, OSError):  # an OSError: the client has gone
             raise error

@@ -10,6 +10,7 @@ from unspool.server.metrics import Metrics
 from unspool.server.models import Models
 from unspool.server.options import ServerOptions
 from unspool.server.security import Keys
+from unspool.server.turns import Turns
 
 
 @dataclass
@@ -20,6 +21,7 @@ class ServerState:
     options: ServerOptions
     gate: Gate = field(init=False)
     keys: Keys = field(init=False)
+    turns: Turns = field(init=False)
     log: Log = field(init=False)
     metrics: Metrics = field(default_factory=Metrics)
     is_ready: bool = False
@@ -27,11 +29,13 @@ class ServerState:
     def __post_init__(self) -> None:
         self.gate = Gate(self.options.limits)
         self.keys = Keys(self.options.keys)
+        self.turns = Turns(self.options.limits)
         self.log = Log(self.options.log)
 
     def note_end(self, record: RequestRecord, route: str) -> None:
         """Count and log a request that has ended."""
-        self.metrics.requests[route, record.status] += 1
-        self.metrics.num_gone += record.is_gone
+        model = record.model or ""
+        self.metrics.requests[route, record.status, model] += 1
+        self.metrics.gone[model] += record.is_gone
         if route not in ("/health", "/ready", "/metrics"):  # probes would fill the log
             self.log.write_request(record)

@@ -12,6 +12,7 @@ import math
 import string
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -20,8 +21,9 @@ from starlette.responses import Response
 from unspool.engine import Engine
 from unspool.errors import excerpt
 from unspool.outputs import TokenLogprob
-from unspool.server.bodies import JsonResponse, get_record, read_json, until_gone
+from unspool.server.bodies import JsonResponse, get_record, until_gone
 from unspool.server.chat import render_chat
+from unspool.server.errands import Errand
 from unspool.server.orders import Order, Target
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.state import ServerState
@@ -57,7 +59,8 @@ class SystemOneRoute:
         limits = state.options.limits
         with ExitStack() as stack:
             stack.enter_context(state.gate.enter(record.key))
-            body = await read_json(request, limits.body_bytes, limits.body_seconds)
+            errand = stack.enter_context(Errand(state, request))
+            body = await errand.read_json()
             served = await state.models.borrow(body.get("model"))
             stack.callback(state.models.give_back, served)
             record.model = served.name
@@ -65,7 +68,9 @@ class SystemOneRoute:
                 raise RequestError(400, f"{served.name} reads sound, not text", param="model")
             target = state.models.target(served, limits)
             try:
-                questions = await asyncio.to_thread(read_questions, body, target)
+                errand.weigh(weigh_questions(body))
+                questions = await errand.run(partial(read_questions, body, target))
+                errand.close()
                 tenant = state.keys.make_tenant(record.key, "")
                 found = await until_gone(request, ask(served.engine, target, questions, tenant))
             except Exception as error:
@@ -148,6 +153,13 @@ def write_answer(question: Question, masses: list[float]) -> dict[str, Any]:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
+def weigh_questions(body: dict[str, Any]) -> int:
+    """About how many bytes of prompts a body stands for: every question's has the whole state."""
+    state, questions = body.get("state"), body.get("questions")
+    size = len(state) if isinstance(state, str) else len(json.dumps(state))
+    return size * min(MOST_QUESTIONS, len(questions)) if isinstance(questions, dict) else size
+
+
 def read_questions(body: dict[str, Any], target: Target) -> list[Question]:
     """The questions of a body, each with its prompt."""
     for name in body:

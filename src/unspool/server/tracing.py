@@ -73,6 +73,7 @@ class TraceDialect:
                 work.note_tokens(sum(map(len, emitted.tokens.values())))
                 for event in trace.read(emitted):
                     yield frame(event)
+            work.check_ended()
         except Exception as error:
             raise read_error(error, order.names, is_submitted=True) from error
         yield frame(trace.end())

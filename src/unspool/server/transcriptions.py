@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -19,6 +19,7 @@ from unspool.config import PARAMETERS
 from unspool.errors import SettingError, excerpt
 from unspool.server.bodies import JsonResponse, get_record, read_body, until_gone
 from unspool.server.frames import frame
+from unspool.server.lifecycle import Gate
 from unspool.server.models import Served
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.sse import EventStream
@@ -27,6 +28,8 @@ from unspool.speech.results import Segment, Transcription
 from unspool.speech.sound import Sound, open_stream
 from unspool.speech.writing import write_srt, write_vtt
 from unspool.wording import suggest
+
+T = TypeVar("T")
 
 FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
 _NOT_OFFERED: Final = ("chunking_strategy", "include", "known_speaker_names", "known_speaker_references", "keywords")
@@ -38,7 +41,7 @@ class AudioRoutes:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._locks: dict[str, threading.Lock] = {}  # one sound at a time for each model
+        self._ears: dict[str, Ear] = {}  # of each model
 
     async def transcribe(self, request: Request) -> Response:
         """What is said, in its own language."""
@@ -67,14 +70,13 @@ class AudioRoutes:
                     param="model",
                 )
             form, streams, settings = read_fields(fields, task)
-            lock = self._locks.setdefault(served.name, threading.Lock())
+            ear = self._ears.setdefault(served.name, Ear())
             try:
                 if streams:
-                    events = _stream(_segments(lm, sound, settings, lock))
+                    events = _stream(ear, partial(_segments, lm, sound, settings), state.gate)
                     kept = stack.pop_all()
                     return EventStream(events, kept.close, ping_seconds=state.options.ping_seconds)
-                work = asyncio.to_thread(_transcribe, lm, sound, settings, lock)
-                found = await until_gone(request, work)
+                found = await until_gone(request, ear.transcribe(partial(_transcribe, lm, sound, settings)))
             except Exception as error:
                 raise read_error(error) from error
             return write_transcription(found, form, served, task)
@@ -92,7 +94,7 @@ class AudioRoutes:
 
         try:
             form = await Request(request.scope, replay).form(max_files=1, max_fields=64, max_part_size=len(raw) + 1)
-        except (MultiPartException, AssertionError, KeyError, ValueError) as error:
+        except Exception as error:  # whatever a hostile content type or body makes of the library below
             raise RequestError(400, "the body is not a form with a file (multipart/form-data)") from error
         fields: dict[str, list[str]] = {}
         sound: bytes | None = None
@@ -156,15 +158,13 @@ def _read_setting(name: str, text: str) -> Any:
         raise refuse_field(name, str(error), "invalid_value") from error
 
 
-def _transcribe(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Transcription:
-    with lock:
-        transcription: Transcription = lm.transcribe(_open(sound), **settings)
-        return transcription
+def _transcribe(lm: LanguageModel, sound: bytes, settings: dict[str, Any]) -> Transcription:
+    transcription: Transcription = lm.transcribe(_open(sound), **settings)
+    return transcription
 
 
-def _segments(lm: LanguageModel, sound: bytes, settings: dict[str, Any], lock: threading.Lock) -> Iterator[Segment]:
-    with lock:
-        yield from lm.stream_segments(_open(sound), **settings)
+def _segments(lm: LanguageModel, sound: bytes, settings: dict[str, Any]) -> Iterator[Segment]:
+    yield from lm.stream_segments(_open(sound), **settings)
 
 
 def _open(sound: bytes) -> Sound:
@@ -172,17 +172,49 @@ def _open(sound: bytes) -> Sound:
     return open_stream(io.BytesIO(sound), name="the file")
 
 
-async def _stream(segments: Iterator[Segment]) -> AsyncIterator[bytes]:
-    """Events with the text as it is heard; the work runs in a thread, one segment at a time."""
+async def _stream(ear: Ear, open_segments: Callable[[], Iterator[Segment]], gate: Gate) -> AsyncIterator[bytes]:
+    """Events with the text as it is heard."""
     texts: list[str] = []
     try:
-        while (segment := await asyncio.to_thread(next, segments, None)) is not None:
-            text = segment.text if texts else segment.text.lstrip()
-            texts.append(text)
-            yield frame({"type": "transcript.text.delta", "delta": text})
+        async with aclosing(ear.stream(open_segments)) as segments:
+            async for segment in segments:
+                text = segment.text if texts else segment.text.lstrip()
+                texts.append(text)
+                yield frame({"type": "transcript.text.delta", "delta": text})
+                if gate.is_ended:
+                    raise RequestError(503, "the server was ended; send it again", code="ended")
         yield frame({"type": "transcript.text.done", "text": "".join(texts).strip()})
     except Exception as error:
         yield frame({"type": "error", **read_error(error).as_openai()})
+
+
+class Ear:
+    """Where a model hears one sound at a time: in a thread of its own, so that those that wait hold no other's."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "unspool-sounds")
+        self._turn = asyncio.Lock()
+
+    async def transcribe(self, work: Callable[[], T]) -> T:
+        """The result of hearing a sound."""
+        async with self._turn:
+            return await self._do(work)
+
+    async def stream(self, open_segments: Callable[[], Iterator[T]]) -> AsyncGenerator[T]:
+        """The segments of a sound as they are heard."""
+        async with self._turn:
+            segments = open_segments()
+            while (segment := await self._do(partial(next, segments, None))) is not None:
+                yield segment
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Run in the thread; one who is cancelled keeps the turn until the thread is done with what it began."""
+        doing = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            await asyncio.wait({doing})
+            raise
 
 
 def write_transcription(transcription: Transcription, form: str, served: Served, task: str) -> Response:

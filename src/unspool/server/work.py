@@ -12,10 +12,11 @@ from typing import Any
 
 from unspool.api.speaker import Piece
 from unspool.engine import Engine, Request
+from unspool.grammar.haste import SlowGrammarError
 from unspool.outputs import Generation, TokenLogprob
 from unspool.server.calls import Call, CallReader
 from unspool.server.orders import Order
-from unspool.server.refusals import read_error
+from unspool.server.refusals import RequestError, read_error
 from unspool.text import Tokenizer
 
 FINISH = {
@@ -81,6 +82,7 @@ class Work:
         self._readers: dict[int, CallReader] = {}
         self._called: set[int] = set()
         self.num_new = 0  # tokens written so far
+        self._is_ended = False  # by the server
         self.started = time.monotonic()
         self.first_at: float | None = None
         self.requests: list[Request] = []
@@ -96,7 +98,7 @@ class Work:
                 )
         except BaseException as error:
             self.close()
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not isinstance(error, SlowGrammarError):
                 raise read_error(error, order.names) from error
             raise
 
@@ -104,6 +106,16 @@ class Work:
     def num_cached(self) -> int:
         """Tokens of the prompts that were found in blocks that others have read."""
         return sum(request.stats.cached_tokens for request in self.requests)
+
+    def end(self) -> None:
+        """End what still runs, as the server does not wait for it; its answer is an error."""
+        self._is_ended = True
+        self.close()
+
+    def check_ended(self) -> None:
+        """Raise if the server has ended it before it was done."""
+        if self._is_ended and any("cancelled" in request.answer.run.reasons for request in self.requests):
+            raise RequestError(503, "the server was ended; send it again", code="ended", retry_after=5)
 
     def close(self) -> None:
         """End what still runs, within a step."""
@@ -139,7 +151,9 @@ class Work:
             request.when_done(notify)
             await done
         try:
-            return self._list_choices([request.result() for request in self.requests])
+            results = [request.result() for request in self.requests]
+            self.check_ended()
+            return self._list_choices(results)
         except Exception as error:
             raise read_error(error, self.order.names, is_submitted=True) from error
 
@@ -209,11 +223,14 @@ class Work:
         source = self._read_one(0) if len(self.requests) == 1 else self._read_several()
         try:
             async for place, piece in source:
+                if self._is_ended and piece.finish_reason == "cancelled":
+                    continue
                 if self.first_at is None:
                     self.first_at = time.monotonic()
                 made = self._make_deltas(place, piece)
                 if made:
                     yield made
+            self.check_ended()
         except Exception as error:
             raise read_error(error, self.order.names, is_submitted=True) from error
         finally:

@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,7 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from unspool.errors import InputError, MissingExtraError, SettingError
+from unspool.errors import InputError, LoadError, MissingExtraError, ModelNotFoundError, SettingError, UnspoolError
+from unspool.shortage import is_out_of_memory
+from unspool.small_files import open_regular
 from unspool.speech.resample import Resampler
 from unspool.speech.wav import BLOCK_FRAMES, MOST_CHANNELS, UnknownEncodingError, read_blocks, read_header
 
@@ -128,22 +131,35 @@ def _open_file(path: Path) -> Sound:
     path = path.expanduser()
     if path.is_dir():
         raise InputError(f"{name} is a folder; give the sound files in it")
+
+    def open_content() -> BinaryIO:
+        try:
+            return open_regular(path)
+        except ModelNotFoundError:
+            raise InputError(f"there is no file {name}") from None
+        except LoadError as error:  # a pipe, too, from which nothing may ever come
+            raise InputError(
+                f"{error}. For what arrives bit by bit give an open stream; the program reads one as -"
+            ) from error
+
     try:
-        with path.open("rb") as stream:
-            if not stream.peek(1):
+        with open_content() as stream:
+            head = stream.read(4)
+            if not head:
                 raise InputError(f"{name} is an empty file")
-            shape = read_header(stream, name) if stream.peek(4)[:4] == b"RIFF" else None
+            stream.seek(0)
+            shape = read_header(stream, name) if head == b"RIFF" else None
     except UnknownEncodingError:
         shape = None
-    except FileNotFoundError:
-        raise InputError(f"there is no file {name}") from None
-    except OSError as error:
-        raise InputError(f"{name} can't be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnspoolError):
+            raise
+        raise InputError(f"{name} can't be read: {error}") from error
     if shape is None:
-        return _open_with_soundfile(lambda: path.open("rb"), name)
+        return _open_with_soundfile(open_content, name)
 
     def make_blocks() -> Blocks:
-        with path.open("rb") as stream:
+        with open_content() as stream:
             yield from _convert(read_blocks(stream, read_header(stream, name), name), rate)
 
     rate = _read_rate(shape.rate, name)
@@ -157,22 +173,34 @@ def _open_with_soundfile(open_content: Callable[[], Any], name: str) -> Sound:
     except ImportError as error:
         what = f"{name} is not an uncompressed WAV file; reading FLAC, Ogg, MP3 or another kind of sound"
         raise MissingExtraError("soundfile", EXTRA, what) from error
-    try:
-        with open_content() as content, soundfile.SoundFile(content) as file:
-            rate, channels, num_frames = int(file.samplerate), int(file.channels), int(file.frames)
-    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        why = getattr(error, "error_string", str(error)).rstrip(".")  # without the object that it was read from
-        raise InputError(f"{name} is not sound that can be read: {why}. Give WAV, FLAC, Ogg or MP3") from error
+    with _explaining_damage(name), open_content() as content, soundfile.SoundFile(content) as file:
+        rate, channels, num_frames = int(file.samplerate), int(file.channels), int(file.frames)
     rate = _read_rate(rate, name)
     if channels > MOST_CHANNELS:
         raise InputError(f"{name} has {channels} channels; 1 to {MOST_CHANNELS} can be read")
 
     def read() -> Blocks:
-        with open_content() as content, soundfile.SoundFile(content) as file:
+        with _explaining_damage(name), open_content() as content, soundfile.SoundFile(content) as file:
             while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
                 yield block
 
-    return Sound(name, lambda: _convert(read(), rate), num_frames / rate)
+    # What a header says before the samples were read: none, or more than there can be, if it is not known.
+    is_known = 0 < num_frames < 1 << 62
+    return Sound(name, lambda: _convert(read(), rate), num_frames / rate if is_known else None)
+
+
+@contextmanager
+def _explaining_damage(name: str) -> Iterator[None]:
+    """Whatever libsndfile, or the package around it, makes of a damaged file, also past its header."""
+    try:
+        yield
+    except UnspoolError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        why = getattr(error, "error_string", str(error)).rstrip(".")  # without the object that it was read from
+        raise InputError(f"{name} is not sound that can be read: {why}. Give WAV, FLAC, Ogg or MP3") from error
 
 
 def _open_array(source: Any, rate: Any) -> Sound:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from unspool.config import GenerationConfig
 from unspool.config.parameter import Parameter
@@ -36,12 +36,27 @@ def take_setting(stop: Any, value: Any, _: StopContext) -> Any:
     return stop(value)
 
 
+class TextStop(Protocol):
+    """A stop that looks at a row's last tokens."""
+
+    known_ends: Mapping[int, bool]  # tokens with which a row may end, or can't, as far as that is known
+
+    @property
+    def reach(self) -> int:
+        """How many of a row's last tokens may have to be looked at."""
+        ...
+
+    def match(self, ids: Sequence[int]) -> str | None:
+        """What the last of a row's tokens completes, if anything: the row ends then."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class StopEntry:
     """A stop that settings switch on.
 
-    A stop that has `find_ends`, `find_limit` or `is_over` is decided by a new token alone, which is quick; any other is
-    called with the whole history at every step.
+    A stop that has `find_ends`, `find_limit` or `is_over` is decided by a new token alone, which is quick, and one with
+    `find_text` by a row's last tokens, on the host; any other is called with the whole history at every step.
     """
 
     table: ClassVar[str] = "unspool.stopping.order:STOPS"
@@ -56,6 +71,7 @@ class StopEntry:
     find_ends: Callable[[Any], Iterable[int]] | None = None  # the tokens that end a row
     find_limit: Callable[[Any], int] | None = None  # the columns at which every row ends
     is_over: Callable[[Any], bool] | None = None  # whether every row ends now
+    find_text: Callable[[Any], TextStop] | None = None  # what ends a row by its own last tokens
 
     @property
     def settings(self) -> tuple[Parameter, ...]:
@@ -65,7 +81,8 @@ class StopEntry:
     @property
     def reads_history(self) -> bool:
         """Whether it can't be decided by the new token alone."""
-        return self.find_ends is None and self.find_limit is None and self.is_over is None
+        quick = (self.find_ends, self.find_limit, self.is_over, self.find_text)
+        return all(one is None for one in quick)
 
 
 def check_entry(entry: StopEntry) -> None:

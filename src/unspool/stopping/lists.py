@@ -61,14 +61,18 @@ def as_criteria_list(criteria: Any) -> StoppingCriteriaList:
         return StoppingCriteriaList()
     if isinstance(criteria, StoppingCriteriaList):
         return criteria
-    if callable(criteria):
+    if callable(criteria) and not isinstance(criteria, type):
         return StoppingCriteriaList([criteria])
+    criteria = [criteria] if isinstance(criteria, type) else criteria
     if not isinstance(criteria, Iterable):
         raise SettingError(
             f"`stopping_criteria` must be a criterion or a list of them, but is a {type(criteria).__name__}."
         )
     listed = StoppingCriteriaList(criteria)
     for criterion in listed:
+        if isinstance(criterion, type):
+            name = criterion.__name__
+            raise SettingError(f"`stopping_criteria` holds the class {name}; give an object of it: {name}(…)")
         if not callable(criterion):
             raise SettingError(
                 f"`stopping_criteria` holds a {type(criterion).__name__}, which can't be called. A criterion is "

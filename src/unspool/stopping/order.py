@@ -28,6 +28,7 @@ _BUILT_IN: tuple[StopEntry, ...] = (
         reason="stop_string",
         parameters=(make_other("stop_strings", "texts", "length", "Text, or several, at which to stop."),),
         make=lambda kind, value, context: kind(context.tokenizer, value),
+        find_text=lambda stop: stop,
     ),
     StopEntry(
         stop=f"{_HERE}.eos:EosTokenCriteria",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -11,6 +13,7 @@ Mode = Literal["byte_level", "byte_fallback"] | None
 Piece = bytes | str
 
 STATIC_PREFIX = "abcdef"
+_ENDS_KEPT = 64  # sets of texts
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -32,6 +35,8 @@ class Reading:
     prefix: str
     before: tuple[str, ...]  # the prefix's tokens: decoders treat the first token of a text differently
     known: dict[int, Piece] = field(default_factory=dict)
+    # Which tokens the ends of some texts can lie in, as far as it was asked: calls with equal stop strings ask again.
+    ends: OrderedDict[tuple[Piece, ...], dict[int, bool]] = field(default_factory=OrderedDict)
 
     @classmethod
     def of(cls, tokenizer: Any, prefix: str = STATIC_PREFIX, mode: Mode | Literal["ask"] = "ask") -> Reading:
@@ -64,6 +69,15 @@ class TokenPieces:
         self._tokenizer = tokenizer
         self._reading = _share_reading(tokenizer) if reading is None else reading
         self.mode: Mode = self._reading.mode
+
+    def find_ends(self, texts: tuple[Piece, ...]) -> dict[int, bool]:
+        """Which tokens these texts can end in, as far as it is known: whoever finds out more enters it."""
+        ends = self._reading.ends
+        found = ends.setdefault(texts, {})
+        if len(ends) > _ENDS_KEPT:
+            with suppress(KeyError):  # another thread may have been here
+                ends.popitem(last=False)
+        return found
 
     def encode(self, text: str) -> Piece:
         """A text in the form the pieces have."""

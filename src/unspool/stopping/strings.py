@@ -45,13 +45,18 @@ class StopStringCriteria(StoppingCriteria):
         # No token of a match is empty, or it need not be looked at: one token a character (or byte) is enough.
         self.maximum_token_len = max(len(target) for target in self._targets)
         self.target_lens = torch.tensor([len(target) for target in self._targets], dtype=torch.int32)
-        self._can_end: dict[int, bool] = {}
+        self.known_ends: dict[int, bool] = self._pieces.find_ends(self._targets)  # tokens that a stop string can end in
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """The rows that a stop string ends."""
         tails = input_ids[:, -self.maximum_token_len :].tolist()
         flags = [self.match(tail) is not None for tail in tails]
         return torch.tensor(flags, dtype=torch.bool, device=input_ids.device)  # (rows,)
+
+    @property
+    def reach(self) -> int:
+        """How many of a row's last tokens may have to be looked at."""
+        return self.maximum_token_len
 
     def match(self, ids: Sequence[int]) -> str | None:
         """The stop string that the last of `ids`, one row's tokens, completes, if any."""
@@ -68,13 +73,13 @@ class StopStringCriteria(StoppingCriteria):
 
     def _may_end(self, token_id: int) -> bool:
         """Whether a stop string can end in this token: what most tokens answer with no, from memory."""
-        known = self._can_end.get(token_id)
+        known = self.known_ends.get(token_id)
         if known is None:
             piece: Any = self._pieces.piece(token_id)
             if piece is None:
                 return False
             known = any(_end_overlaps(piece, target) for target in self._targets)
-            self._can_end[token_id] = known
+            self.known_ends[token_id] = known
         return known
 
     def _text_before(self, ids: Sequence[int]) -> Any:

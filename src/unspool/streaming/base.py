@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from unspool.errors import SettingError
+from unspool.forks import make_lock
 from unspool.numeric import is_number
 
 
@@ -46,7 +47,7 @@ class Cancellation:
     """Whether the reader of a stream wants no more; safe to use from two threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock(self, "_lock")
         self._is_cancelled = False
         self._is_ended = False
 

@@ -28,7 +28,7 @@ MAX_ADDED_CHARACTERS = 4_000_000
 MAX_PIECE_BYTES = 256  # of a unigram piece: reading a text takes its length times this
 MAX_WORD_CHARACTERS = 128  # that WordPiece tries to divide: it takes the square of them
 
-_LARGE_COUNT = re.compile(r"\{[^}]*\d{4}")  # such a pattern takes long to compile
+_LARGE_COUNT = re.compile(r"\{[^{}]*\d{4}")  # such a pattern takes long to compile
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not (or not yet) a character
 
@@ -12,6 +13,7 @@ REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not (or not yet
 _LONG_WINDOW = 32
 _LONGEST_WINDOW = 128
 _NUM_KEPT = 16
+_LENGTHS: WeakKeyDictionary[Any, dict[tuple[bool, bool], dict[int, int]]] = WeakKeyDictionary()
 _MOST_UNFINISHED = 3  # bytes of a character of four
 
 
@@ -41,6 +43,7 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         # A decoder drops these before it looks at anything. Dropped here, the window is all text.
         self._dropped_ids = _find_skipped(tokenizer) if skip_special_tokens else frozenset()
+        self._lengths = _find_lengths(tokenizer, skip_special_tokens)
         self._window: list[int] = []
         self._num_old = 0  # ids of the window that were given with an earlier piece
         self._num_given = 0  # characters of the window's text that are out
@@ -62,8 +65,18 @@ class Detokenizer:
             # Only a window that has text in it can stand for all the text before.
             del self._window[: self._num_old]
             self._num_old = len(self._window)
-            self._num_given = len(self._decode(self._window))
+            self._num_given = self._count_characters()
         return piece
+
+    def _count_characters(self) -> int:
+        """Characters of the window's text."""
+        if len(self._window) > 1:
+            return len(self._decode(self._window))
+        [token_id] = self._window
+        known = self._lengths.get(token_id)
+        if known is None:
+            known = self._lengths[token_id] = len(self._decode(self._window))
+        return known
 
     def end(self) -> str:
         """The tokens ended: what is left of the text. The next ids begin another text."""
@@ -118,6 +131,15 @@ class Detokenizer:
         del self._window[:start]
         self._num_old = 0
         self._num_given = num_given
+
+
+def _find_lengths(tokenizer: Any, skips: bool) -> dict[int, int]:
+    """How many characters a tokenizer writes for tokens alone, as far as it is known."""
+    cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+    try:
+        return _LENGTHS.setdefault(tokenizer, {}).setdefault((skips, cleans), {})
+    except TypeError:  # can't be hashed or weakly held
+        return {}
 
 
 def _find_skipped(tokenizer: Any) -> frozenset[int]:

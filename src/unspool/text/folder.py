@@ -21,6 +21,7 @@ from unspool.text.special_tokens import NAMED_TOKENS
 MAX_TOKENIZER_BYTES = 64 << 20  # as Python's objects they take some twenty times as much
 MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
+TEMPLATES = "additional_chat_templates/*.jinja"  # of a folder, beside its own template
 
 _ID = re.compile("[0-9]{1,9}")
 _READ_FIRST = ("tokenizer.json", "merges.txt")  # if a folder has them beside tokenizer.model
@@ -199,10 +200,7 @@ def _token_text(value: Any, name: str) -> str | None:
 
 def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The template file if there is one, which holds over the template in the configuration."""
-    named = {
-        path.stem: read_text(path, MAX_TEMPLATE_BYTES)
-        for path in sorted(folder.glob("additional_chat_templates/*.jinja"))[:100]
-    }
+    named = {path.stem: read_text(path, MAX_TEMPLATE_BYTES) for path in sorted(folder.glob(TEMPLATES))[:100]}
     path = folder / "chat_template.jinja"
     if path.is_file():
         main = read_text(path, MAX_TEMPLATE_BYTES)

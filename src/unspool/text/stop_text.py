@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from unspool.errors import SettingError
@@ -39,18 +40,28 @@ class StopText:
         self.is_stopped = False
         self.stop_string: str | None = None  # the one that was found
         self._matchers = [_Matcher(stop) for stop in check_stop_strings(stop_strings)]
+        firsts = sorted({matcher.stop[0] for matcher in self._matchers})
+        self._begins = re.compile("[" + "".join(map(re.escape, firsts)) + "]" if firsts else "(?!)")
         self._held = ""
 
     def put(self, text: str) -> str:
         """Read new text; returns what is now known to lie before any stop string."""
         if self.is_stopped:
             return ""
-        for index, character in enumerate(text):
-            complete = [matcher.stop for matcher in self._matchers if matcher.advance(character)]
+        index, is_idle, matchers = 0, not self._held, self._matchers
+        while index < len(text):
+            if is_idle:  # no stop string has begun: only its first character matters
+                begin = self._begins.search(text, index)
+                if begin is None:
+                    break
+                index = begin.start()
+            complete = [matcher.stop for matcher in matchers if matcher.advance(text[index])]
+            index += 1
             if complete:
-                return self._stop(self._held + text[: index + 1], max(complete, key=len))
+                return self._stop(self._held + text[:index], max(complete, key=len))
+            is_idle = not any(matcher.num_matched for matcher in matchers)
         self._held += text
-        num_open = max((matcher.num_matched for matcher in self._matchers), default=0)
+        num_open = max((matcher.num_matched for matcher in matchers), default=0)
         num_known = len(self._held) - num_open
         known, self._held = self._held[:num_known], self._held[num_known:]
         return known

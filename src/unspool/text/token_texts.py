@@ -10,7 +10,7 @@ _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @lru_cache(maxsize=1)
-def _list_letters() -> dict[str, int]:
+def list_byte_letters() -> dict[str, int]:
     """The byte that each letter of a byte-level vocabulary stands for."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
@@ -51,7 +51,7 @@ class TokenTexts:
         byte = _BYTE.fullmatch(spelled)
         if byte is not None:
             return text, bytes([int(byte[1], 16)])
-        letters = _list_letters()
+        letters = list_byte_letters()
         if spelled and all(letter in letters for letter in spelled):
             return text, bytes(letters[letter] for letter in spelled)
         return text, text.encode()

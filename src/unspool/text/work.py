@@ -66,7 +66,7 @@ class Workload:
 def measure_workload(backend: tokenizers.Tokenizer) -> Workload:
     """The workload of a tokenizer's normalizers, pre-tokenizers and model."""
     tries, degrees = 0, [1]
-    rules = [*_list_rules(backend.normalizer), *_list_rules(backend.pre_tokenizer)]
+    rules = [*list_rules(backend.normalizer), *list_rules(backend.pre_tokenizer)]
     growth, growth_of_ascii = (multiply_growths(rules, find) for find in (find_growth, _find_growth_of_ascii))
     for rule in rules:
         pattern = rule.get("pattern")
@@ -154,7 +154,7 @@ def encode_within_limits(
     return encode_confined(backend, texts, add_special_tokens)
 
 
-def _list_rules(part: Any) -> list[dict[str, Any]]:
+def list_rules(part: Any) -> list[dict[str, Any]]:
     """The rules of a part of a tokenizer, sequences in sequences laid out in a row."""
     if part is None:
         return []

@@ -7,10 +7,13 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from unspool.beams.rules import prepare_constraints
 from unspool.constraints import Constraint, ConstraintListState
 from unspool.constraints.distance import describe_constraint, list_phrases
 from unspool.decoding.beams.trace import Candidate, Returned, TraceStep
+from unspool.decoding.observer import Scored
 from unspool.plan import Plan
 from unspool.trace.values import Show, shorten
 
@@ -26,6 +29,7 @@ class BeamSteps:
         self._num_beams, self._num_groups = plan.num_beams, settings.num_beam_groups or 1
         self._penalty = 1.0 if settings.length_penalty is None else float(settings.length_penalty)
         self._noted: list[TraceStep] = []  # of this turn, one for each group
+        self._raw: torch.Tensor | None = None  # (beams, vocab): this turn's log-probabilities before the processors
         self._parents: list[array[int]] = []  # of each step: the slot that each slot continues
         self._indices: list[array[int]] = []  # of each step: each slot's index among the live beams
         self._kept: dict[tuple[int, int, int], int] = {}  # the last step's (step, group, place): slots
@@ -36,16 +40,19 @@ class BeamSteps:
             constraints = prepare_constraints(settings, vocab_size=vocab_size, end_ids=plan.eos_token_ids)
             self._progress = ConstraintProgress(constraints, () if settings.strict_constraints else prompt, show)
 
-    def see(self, report: TraceStep | Returned) -> None:
-        """Take a step of one group, or a sequence that is returned."""
+    def see(self, report: TraceStep | Returned | Scored) -> None:
+        """Take a step of one group, a sequence that is returned, or what the model says of every beam's next token."""
         if isinstance(report, TraceStep):
             self._noted.append(report)
+        elif isinstance(report, Scored):
+            self._raw = torch.log_softmax(report.logits, dim=-1)
         else:
             self._returned.append(report)
 
     def sum_up(self) -> list[dict[str, Any]]:
         """The event of the step just taken; none if the search has ended."""
         noted, self._noted = sorted(self._noted, key=lambda one: one.group), []
+        raw, self._raw = self._raw, None
         if not noted:
             return []
         before = self._indices[-1] if self._indices else array("i", [NOT_LIVE] * self._num_beams)
@@ -62,19 +69,11 @@ class BeamSteps:
                     continue
                 parents[slot], indices[slot] = one.parent, len(live)
                 self._kept[step.step, step.group, place] = slot
-                live.append(self._describe(one, step, slot, before))
+                live.append(self._describe(one, step, before, raw) | {"beam": slot, "progress": None})
             for place, score in step.finished.items():
                 one = step.candidates[place]
                 self._ended[step.step, step.group, place] = one.parent
-                ended.append(
-                    {
-                        "parent": _find_index(before, one.parent),
-                        "group": step.group,
-                        "id": one.token,
-                        "text": self._show(one.token),
-                        "score": shorten(score),
-                    }
-                )
+                ended.append(self._describe(one, step, before, raw) | {"score": shorten(score)})
         self._parents.append(parents)
         self._indices.append(indices)
         if self._progress is not None:
@@ -83,16 +82,17 @@ class BeamSteps:
                 beam["progress"] = self._progress.describe(beam["beam"])
         return [{"type": "beams", "step": len(self._indices) - 1, "live": live, "ended": ended}]
 
-    def _describe(self, one: Candidate, step: TraceStep, slot: int, before: array[int]) -> dict[str, Any]:
+    def _describe(
+        self, one: Candidate, step: TraceStep, before: array[int], raw: torch.Tensor | None
+    ) -> dict[str, Any]:
         return {
-            "beam": slot,
             "parent": _find_index(before, one.parent),
             "group": step.group,
             "id": one.token,
             "text": self._show(one.token),
             "score": shorten(one.sum_logprobs / step.step**self._penalty),
             "sum_logprob": shorten(one.sum_logprobs),
-            "progress": None,
+            "raw_logprob": None if raw is None else shorten(float(raw[one.parent, one.token])),
         }
 
     def describe_returned(self, row: int) -> dict[str, Any]:

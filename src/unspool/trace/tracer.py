@@ -69,7 +69,7 @@ class Tracer:
     def see(self, report: Any) -> None:
         """Take a report in."""
         if self.beams is not None:
-            if isinstance(report, TraceStep | Returned):
+            if isinstance(report, TraceStep | Returned | Scored):
                 self.beams.see(report)
             return
         if isinstance(report, Scored):

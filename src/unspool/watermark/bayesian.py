@@ -15,14 +15,17 @@ from torch import nn
 
 from unspool.config import SynthIDTextWatermarkingConfig
 from unspool.config.watermarking import MOST_KEYS
-from unspool.errors import InputError, LoadError, SettingError
+from unspool.errors import InputError, LoadError, SettingError, excerpt
+from unspool.numeric import is_number, is_whole
 from unspool.small_files import read_json_object, write_text
 from unspool.watermark.detector import find_differences
 from unspool.watermark.synthid import SynthIDTextWatermarkLogitsProcessor
+from unspool.wording import suggest
 
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
 MOST_BYTES = 64 << 20
 FINGERPRINT = "keys_fingerprint"
+_KNOWN = ("watermarking_depth", "base_rate", "model_name", "watermarking_config")
 
 
 class BayesianDetectorConfig:
@@ -30,19 +33,29 @@ class BayesianDetectorConfig:
 
     def __init__(self, watermarking_depth: int | None = None, base_rate: float = 0.5, **kwargs: Any) -> None:
         if watermarking_depth is not None and (
-            not isinstance(watermarking_depth, int) or not 1 <= watermarking_depth <= MOST_KEYS
+            not is_whole(watermarking_depth) or not 1 <= watermarking_depth <= MOST_KEYS
         ):
             raise SettingError(
                 f"`watermarking_depth` is the number of keys, from 1 to {MOST_KEYS}, and not {watermarking_depth!r}"
             )
-        if not isinstance(base_rate, (int, float)) or not 0 < base_rate < 1:
+        if not is_number(base_rate) or not 0 < base_rate < 1:
             raise SettingError(f"`base_rate` has to lie between 0 and 1, but is {base_rate!r}")
         self.watermarking_depth = watermarking_depth
         self.base_rate = float(base_rate)
         self.model_name: str | None = None
         self.watermarking_config: dict[str, Any] | None = None
-        for name, value in kwargs.items():
-            setattr(self, name, value)
+        self._others: dict[str, Any] = {}  # of a file, which are written again and mean nothing here
+        if unknown := sorted(kwargs.keys() - set(_KNOWN)):
+            meant = suggest(unknown[0], _KNOWN)
+            raise SettingError(f"a detector's settings are {', '.join(_KNOWN)}, not {excerpt(unknown[0])}{meant}")
+        self._set_information(**kwargs)
+
+    def _set_information(self, model_name: Any = None, watermarking_config: Any = None) -> None:
+        if not isinstance(model_name, str | None):
+            raise SettingError(f"`model_name` is a text, and not {excerpt(model_name)}")
+        if not isinstance(watermarking_config, dict | None):
+            raise SettingError(f"`watermarking_config` is a dict of settings, and not {excerpt(watermarking_config)}")
+        self.model_name, self.watermarking_config = model_name, watermarking_config
 
     def set_detector_information(self, model_name: str | None, watermarking_config: Any) -> None:
         """Note the model whose text it knows and the watermark's settings."""
@@ -52,7 +65,7 @@ class BayesianDetectorConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as a dict."""
-        return dict(vars(self))
+        return {**self._others, **{name: getattr(self, name) for name in _KNOWN}}
 
     def hide_keys(self) -> None:
         """Replace the watermark's keys by a fingerprint, by which the right ones are known again."""
@@ -65,7 +78,9 @@ class BayesianDetectorConfig:
     def from_pretrained(cls, folder: str | PathLike[str]) -> Self:
         """Read the settings from a folder."""
         settings = read_json_object(Path(folder) / CONFIG_NAME)
-        return cls(**settings)
+        made = cls(**{name: settings.pop(name) for name in _KNOWN if name in settings})
+        made._others = settings
+        return made
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Write the settings into a folder."""

@@ -31,7 +31,7 @@ def read_contexts(
     if text.pads is not None:
         ids = ids.masked_fill(torch.arange(ids.shape[-1], device=ids.device) < text.pads[:, None], 0)
     windows = take_windows(ids[:, text.start :], text.width)
-    return hash_plainly(windows[:, -1]), is_last_repeated(windows, text.first)
+    return hash_plainly(windows[:, -1]), is_last_repeated(windows, text.first if text.firsts is None else text.firsts)
 
 
 @lru_cache(maxsize=64)
@@ -48,10 +48,13 @@ def take_windows(tokens: torch.Tensor, width: int) -> torch.Tensor:
     return torch.nn.functional.pad(tokens, (width, 0)).unfold(1, width, 1)
 
 
-def is_last_repeated(windows: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Whether the last window (rows, windows, width) equals one before it, from `first` on: (rows,)."""
-    earlier = windows[:, first:-1]
-    return (earlier == windows[:, -1:]).all(dim=-1).any(dim=-1)
+def is_last_repeated(windows: torch.Tensor, first: int | torch.Tensor = 0) -> torch.Tensor:
+    """Whether the last window (rows, windows, width) equals one before it, from `first` on, which may be each row's
+    own (rows,): (rows,)."""
+    if isinstance(first, int):
+        return (windows[:, first:-1] == windows[:, -1:]).all(dim=-1).any(dim=-1)
+    is_same = (windows[:, :-1] == windows[:, -1:]).all(dim=-1)
+    return (is_same & (torch.arange(is_same.shape[1], device=first.device) >= first[:, None])).any(dim=-1)
 
 
 def find_repeated(windows: torch.Tensor, most: int | None = None) -> torch.Tensor:

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from functools import lru_cache
-from threading import Lock
 from typing import Any
 
 import torch
 
 from unspool.config import WatermarkingConfig
 from unspool.errors import InputError
+from unspool.forks import make_lock
 from unspool.kernels.cpu import find_marks
 from unspool.kernels.cpu import marks as cpu_marks
 from unspool.kernels.cpu.mark_calls import ListedCall, MarkCall, OwnListsCall
@@ -37,7 +38,7 @@ class GreenLists:
         self._vocab_size, self._num_first = vocab_size, num_first
         self._lists: OrderedDict[int, torch.Tensor] = OrderedDict()  # by seed: (words,) int32
         self._most = max(8, MOST_CACHED_BYTES // max(1, vocab_size // 8))
-        self._lock = Lock()  # the requests of several threads share them
+        self._lock = make_lock(self, "_lock")  # the requests of several threads share them
 
     def __len__(self) -> int:
         return len(self._lists)
@@ -111,6 +112,12 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         """Whether a token's list depends on the token itself."""
         return self._table is not None
 
+    @property
+    def mark(self) -> Hashable:
+        """The key and the settings."""
+        how = (self.vocab_size, self.greenlist_size, self.bias, self.seeding_scheme, self.context_width)
+        return type(self), self._key, *how
+
     def set_seed(self, input_seq: torch.Tensor) -> int:
         """The seed (its low 32 bits) that the last tokens of a text (length,) give the next token's green list."""
         return int(self.find_seeds(input_seq[None, -self.context_width :])[0])
@@ -131,7 +138,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
         return are_first(self.find_seeds(contexts), tokens, self.vocab_size, self.greenlist_size)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
-        """The scores with `bias` added on the green lists; unchanged while the text is shorter than the context."""
+        """The scores with `bias` added on the green lists; unchanged while a row's text is shorter than the context."""
         if scores.shape[-1] != self.vocab_size:
             raise InputError(
                 f"the watermark is for a vocabulary of {self.vocab_size} tokens, and the scores have "
@@ -139,6 +146,12 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
             )
         if input_ids.shape[-1] < self.context_width:
             return scores
+        if pads is not None and self.context_width > 1:
+            is_short = input_ids.shape[-1] - pads < self.context_width
+            return torch.where(is_short[:, None], scores, self._raise(input_ids, scores))
+        return self._raise(input_ids, scores)
+
+    def _raise(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if self.is_self_seeded:
             return self._raise_candidates(input_ids, scores)
         marks = find_marks() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
@@ -156,7 +169,7 @@ class WatermarkLogitsProcessor(WatermarkProcessor):
     def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:
         """The library's calls for every step."""
         marks = find_marks() if ids.device.type == "cpu" and vocab == self.vocab_size else None
-        if marks is None:
+        if marks is None or (pads is not None and self.context_width > 1):
             return None
         if self._table is not None:
             return OwnListsCall(marks, ids, vocab, self._describe_own(), self.bias)

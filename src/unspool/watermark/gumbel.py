@@ -8,7 +8,7 @@ Over keys that is a draw from the distribution, so nothing is distorted.
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from unspool.kernels.cpu import find_marks
 from unspool.kernels.cpu.mark_calls import KeyedDrawCall, MarkCall, Window
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.splitmix import STEP, as_signed, mix, mix_tensor
-from unspool.logits.watermark import WatermarkProcessor
+from unspool.logits.watermark import PromptedWatermark
 from unspool.watermark.contexts import read_contexts
 
 _TOKEN = 0x9E3779B1
@@ -29,7 +29,7 @@ INF = float("inf")
 NO_TOKEN = -1  # nothing can be drawn
 
 
-class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
+class GumbelWatermarkLogitsProcessor(PromptedWatermark):
     """Leaves one token: the one that keyed noise draws from the scores.
 
     A context that the text had before would draw with the same noise again, so there the scores stay as they are.
@@ -47,19 +47,20 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
         GumbelWatermarkingConfig(hashing_key, context_width).validate()
         self.vocab_size = vocab_size
         self.context_width = context_width
-        self.prompt_width = prompt_width
+        self._begin_after(prompt_width)
+        self._key = hashing_key
         self._start = as_signed(mix(hashing_key))  # what hashes begin with
 
-    def after_prompt(self, prompt_width: int) -> GumbelWatermarkLogitsProcessor:
-        """The processor for text that begins after so many columns; the prompt is context."""
-        chosen = copy.copy(self)
-        chosen.prompt_width = prompt_width
-        return chosen
+    @property
+    def mark(self) -> Hashable:
+        """The key and the settings."""
+        return type(self), self.vocab_size, self.context_width, self._key
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Zero for the drawn token and minus infinity for all others; repeated contexts' scores as they are."""
         window = self._find_window(input_ids.shape[-1])
-        text = Text(input_ids, window.start, window.width, window.first, pads)
+        firsts = self.list_prompt_widths(scores) if self.has_prompts else None
+        text = Text(input_ids, window.start, window.width, window.first, pads, firsts)
         states, repeated = read_contexts(text, self._start, self.hash_contexts, mixes=True)
         if runs_kernels(scores.device):
             from unspool.kernels.gpu.marks.gumbel import leave_drawn  # Triton is imported where a GPU is used
@@ -76,7 +77,7 @@ class GumbelWatermarkLogitsProcessor(WatermarkProcessor):
 
     def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:
         """The library's keyed draw for every step."""
-        marks = find_marks() if ids.device.type == "cpu" else None
+        marks = find_marks() if ids.device.type == "cpu" and not self.has_prompts else None
         return None if marks is None else KeyedDrawCall(marks, ids, vocab, self._start, pads, self._find_window)
 
     def _find_window(self, columns: int) -> Window:

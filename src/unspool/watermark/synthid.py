@@ -7,8 +7,7 @@ rolled back and repeated.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -19,7 +18,7 @@ from unspool.errors import InputError
 from unspool.kernels.contexts import Text
 from unspool.kernels.cpu import find_marks
 from unspool.kernels.cpu.mark_calls import Bits, MarkCall, TournamentCall, Window
-from unspool.logits.watermark import WatermarkProcessor
+from unspool.logits.watermark import PromptedWatermark
 from unspool.watermark.contexts import find_repeated, read_contexts
 from unspool.watermark.tournament import PackedBits, mark_scores, take_logs
 from unspool.watermark.twister import draw_bits
@@ -28,7 +27,7 @@ MULTIPLIER = 6364136223846793005
 INCREMENT = 1
 
 
-class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
+class SynthIDTextWatermarkLogitsProcessor(PromptedWatermark):
     """Favours tokens whose keyed bits (g-values), given the `ngram_len - 1` tokens before, are 1.
 
     Over keys, the distribution that is sampled stays as it was. `prompt_width` columns are no part of the text: the
@@ -60,7 +59,7 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         self.context_history_size = context_history_size
         self.skip_first_ngram_calls = skip_first_ngram_calls
         self.debug_mode = debug_mode
-        self.prompt_width = prompt_width
+        self._begin_after(prompt_width)
 
     @property
     def device(self) -> torch.device:
@@ -72,17 +71,20 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         """The rounds of the tournament, one for each key."""
         return len(self.keys)
 
-    def after_prompt(self, prompt_width: int) -> SynthIDTextWatermarkLogitsProcessor:
-        """The processor for text that begins after so many columns."""
-        chosen = copy.copy(self)
-        chosen.prompt_width = prompt_width
-        return chosen
+    @property
+    def mark(self) -> Hashable:
+        """The keys and the settings."""
+        table = (len(self.sampling_table), self.sampling_table_seed)
+        how = (self.context_history_size, self.skip_first_ngram_calls, self.debug_mode)
+        return type(self), self.ngram_len, self._key_numbers, table, how
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, pads: torch.Tensor | None = None) -> torch.Tensor:
         """Log-probabilities of the tournament's winner; the scores unchanged if the context is a repeated one."""
         self._check_input_ids_shape(input_ids)
         if self.debug_mode:
             scores = torch.ones_like(scores)
+        if self.has_prompts:
+            return self._mark_rows(input_ids, scores)
         window = self._find_window(input_ids.shape[1])
         if window is None:
             return scores
@@ -91,10 +93,26 @@ class SynthIDTextWatermarkLogitsProcessor(WatermarkProcessor):
         contexts, repeated = read_contexts(text, 1, self._hash, mixes=False)
         return mark_scores(scores, self.packed, contexts, repeated)
 
+    def _mark_rows(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The same for rows whose texts begin after prompts of their own widths."""
+        self._follow(scores.device)
+        width, columns, starts = self.ngram_len - 1, input_ids.shape[1], self.list_prompt_widths(scores)
+        num_skipped = width if self.skip_first_ngram_calls else 0
+        earliest = columns - self.context_history_size  # no window before it counts
+        firsts = starts + num_skipped
+        if earliest > int(self._prompt_widths.values.min()) + num_skipped:
+            firsts = firsts.clamp(min=earliest)
+        # What stands before a text is read as zeros, as padding is.
+        text = Text(input_ids, 0, width, 0, starts, firsts)
+        contexts, repeated = read_contexts(text, 1, self._hash, mixes=False)
+        if columns - self.prompt_width < num_skipped:
+            repeated = (repeated.bool() | (columns - starts < num_skipped)).to(repeated.dtype)
+        return mark_scores(scores, self.packed, contexts, repeated)
+
     def prepare_steps(self, ids: torch.Tensor, vocab: int, pads: torch.Tensor | None) -> MarkCall | None:
         """The library's tournament for every step."""
         marks = find_marks() if ids.device.type == "cpu" else None
-        if marks is None or self.debug_mode:
+        if marks is None or self.debug_mode or self.has_prompts:
             return None
         self._follow(ids.device)
         packed = self.packed

@@ -44,9 +44,7 @@ def test_states_of_several_rows(name: str) -> None:
         ({"do_sample": True, "mirostat_tau": 3.0}, "`top_p` or `min_p`"),
     ],
 )
-@pytest.mark.parametrize(
-    "drafter", [LOOKUP, {"speculate": "auto"}, {"assistant_early_exit": 1}, {"assistant_model": 0}]
-)
+@pytest.mark.parametrize("drafter", [LOOKUP, {"assistant_early_exit": 1}, {"assistant_model": 0}])
 def test_what_decides_tokens_otherwise(drafter: dict[str, Any], other: dict[str, Any], instead: str) -> None:
     if "assistant_model" in drafter:
         drafter = {"assistant_model": FakeModel(9)}
@@ -128,7 +126,7 @@ def test_settings_of_another_drafter() -> None:
 def test_draft_models_that_are_none() -> None:
     target = Layered(9)
     refuse("vocabulary of 11 tokens and the model one of 9", assistant_model=FakeModel(11))
-    refuse("is not a model that unspool knows", assistant_model="a name")
+    refuse("is not a model that unspool knows", assistant_model=object())
     refuse("`assistant_model` is an encoder-decoder", assistant_model=FakeEncoderDecoder(9))
     embeds = {"inputs_embeds": target.embed(torch.tensor([[1, 2]]))}
     refuse("reads tokens, and inputs_embeds", inputs=embeds, assistant_model=FakeModel(9))

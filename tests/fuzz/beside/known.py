@@ -28,8 +28,6 @@ MORE = (
 )
 # What ours refuses because it would be without effect, or can't be; transformers warns, or ignores it.
 REFUSED = (
-    "`forced_bos_token_id`=.* forces the second token of a text",
-    "`min_(length|new_tokens)`=.* asks for more than a row can get",
     "an encoder must read something in place of the prompt",
     "it compares with tokens that were read, and there are none",
     "`prefill_chunk_size` reads the prompt in pieces and `output_.*` returns",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,24 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK no npz")
     with pytest.raises(LoadError, match="not the npz"):
         convert_bart(tmp_path, tmp_path)
+
+
+def test_headers_that_claim_more_than_there_is_are_refused(tmp_path: Path) -> None:
+    """An array's memory is asked for by its header: 64 GB, by a file of some bytes."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (16000000000,), }"
+    content = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n" + bytes(64)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("model.shared.weight.npy", content)
+    with pytest.raises(LoadError, match="does not hold what its header says"):
+        convert_bart(tmp_path, tmp_path / "to")
+
+
+@pytest.mark.parametrize("place", range(0, 400, 7))
+def test_damaged_archives_are_refused(tmp_path: Path, place: int) -> None:
+    values = np.linspace(0, 1, 300, dtype=np.float32)
+    np.savez_compressed(tmp_path / "a.npz", weight=values)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[place % len(content)] ^= 0x15
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(LoadError):
+        convert_bart(tmp_path, tmp_path / "to")

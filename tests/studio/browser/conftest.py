@@ -13,7 +13,7 @@ import unspool
 from tests.server.running import RunningServer
 from tests.studio.browser.pages import StudioPage
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -79,12 +79,17 @@ def test_the_python_code_writes_the_same(studio: StudioPage) -> None:
 def test_everything_by_keyboard(studio: StudioPage) -> None:
     studio.open(**ASKED)
     keys = studio.page.keyboard
+    keys.press("/")  # acts at once: no field has the focus by itself
     assert studio.page.evaluate("() => document.activeElement.id") == "prompt"
+    keys.type("?[tc")
+    assert studio.page.input_value("#prompt").endswith("?[tc") and studio.page.is_visible("#pane-write")
+    for _ in range(4):
+        keys.press("Backspace")
     keys.press("Control+Enter")
     studio.page.wait_for_selector(".token-text .t")
     studio.wait()
     first = studio.tokens()
-    studio.page.evaluate("() => document.activeElement.blur()")
+    keys.press("Escape")  # leaves the prompt
     keys.press("t")
     for _ in range(3):
         keys.press("ArrowRight")

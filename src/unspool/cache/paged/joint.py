@@ -89,6 +89,12 @@ def count_held(cache: PagedCache) -> int:
     return sum(table.count_held() for table in cache._store.tables if table.pool is pool)
 
 
+def close_pools(cache: PagedCache) -> None:
+    """Let the memory go of all pools that a cache has blocks of, whoever else holds them."""
+    for table in cache._store.tables:
+        table.pool.close()
+
+
 def let_go(cache: PagedCache) -> None:
     """Give all blocks of a cache back; it is empty then."""
     cache.select_rows([])

@@ -20,6 +20,7 @@ import torch
 from unspool.cache.places import Places
 from unspool.cache.stores.memory import KeyFormat
 from unspool.errors import ResourceError, SettingError
+from unspool.forks import make_lock
 from unspool.kernels.presence import has_triton
 from unspool.kernels.sending import find_stream
 
@@ -50,6 +51,7 @@ class BlockPool:
         check_pool(block_size, num_blocks)
         self.block_size, self.max_blocks = block_size, num_blocks
         self.buffers: list[torch.Tensor] = []  # (1 + blocks, …); plain: (…, block size, 2, heads, width), one per layer
+        self.is_closed = False
         self._is_cleaned = not is_filled_at_once  # whoever takes a block writes all of it: it need not hold zeros
         self._users = [1] + [0] * (num_blocks or 0)  # how many rows hold each block
         self._free = list(range(1, len(self._users)))  # a heap: low numbers first, so that a lone row's lie in order
@@ -58,9 +60,8 @@ class BlockPool:
         self._mover: tuple[list[torch.Tensor], BlockMover] | None = None
         self._shown: list[weakref.ref[Places]] = []  # who knows where the blocks lie
         self._returns: dict[int, torch.cuda.Event] = {}  # by stream: what it had to do when it last gave back
-        self.lock = (
-            threading.RLock()
-        )  # whoever reads or writes blocks by address holds it, so that none moves meanwhile
+        # Whoever reads or writes blocks by address holds it, so that none moves meanwhile.
+        self.lock = make_lock(self, "lock", threading.RLock)
 
     # --- what there is -------------------------------------------------------------------------------
     @property
@@ -119,6 +120,7 @@ class BlockPool:
 
     def ensure(self, count: int) -> None:
         """See to it that so many blocks are free, or say how many are missing."""
+        self._check_open()
         self._collect()
         missing = count - len(self._free)
         if missing > 0 and self.is_fixed:
@@ -196,6 +198,7 @@ class BlockPool:
     ) -> torch.Tensor:
         """The buffer of that number, made if there is none yet: blocks of a shape."""
         with self.lock:
+            self._check_open()
             if number > len(self.buffers):
                 raise SettingError(f"layer {number} is written before layer {len(self.buffers)}")
             if number == len(self.buffers):
@@ -224,11 +227,7 @@ class BlockPool:
         if self.num_blocks + more > MOST_BLOCKS:
             raise ResourceError(f"a pool has at most {MOST_BLOCKS} blocks, and {self.num_blocks + more} are needed")
         self._wait_for_device()
-        self._mover = None  # or it would keep the old ones, and so would what was shown
-        for shown in self._shown:
-            if (places := shown()) is not None:
-                places.buffers.clear()
-        self._shown = []
+        self._forget_places()
         for layer, buffer in enumerate(self.buffers):  # one layer at a time, so that only one is there twice
             grown = _take_memory((len(buffer) + more, *buffer.shape[1:]), buffer.dtype, buffer.device)
             grown[: len(buffer)] = buffer
@@ -237,6 +236,31 @@ class BlockPool:
         self._free += range(len(self._users), len(self._users) + more)
         heapify(self._free)
         self._users += [0] * more
+
+    def close(self) -> None:
+        """Let all memory go, whoever holds the pool or a cache over it: nothing can be read or written then."""
+        with self.lock:
+            if self.is_closed:
+                return
+            self._wait_for_device()
+            self.is_closed = True
+            self._forget_places()
+            self.buffers.clear()
+            self._returns.clear()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ResourceError("the pool of blocks is closed, and what it held is gone: make another engine or cache")
+
+    def _forget_places(self) -> None:
+        """Let nobody hold the buffers who was shown where blocks lie."""
+        self._mover = None
+        for shown in self._shown:
+            if (places := shown()) is not None:
+                places.buffers.clear()
+                if places.packed is not None:
+                    places.packed.layers.clear()
+        self._shown = []
 
     def _clean(self, blocks: Sequence[int]) -> None:
         """Let blocks hold zeros, in all layers."""

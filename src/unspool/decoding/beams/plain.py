@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from unspool.decoding.alone import Shown
 from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import Drawing, Listed, find_candidates
 from unspool.decoding.beams.settings import NEVER, BeamSettings
@@ -164,7 +165,7 @@ class PlainBeams:
         for number, (prompt, tokens, beams, best) in enumerate(zip(self._active, *listed, strict=True)):
             own = reasons[first : first + len(tokens)]
             first += len(tokens)
-            is_going = not self._searches[prompt].is_done and not any(own) and best[0] > NEVER / 2
+            is_going = not self._searches[prompt].is_done and not any(own) and NEVER / 2 < best[0] < math.inf
             if is_ranked and is_going:
                 parents += self._go_on(number, prompt, tokens, beams, best)
                 continue
@@ -190,6 +191,10 @@ class PlainBeams:
     def follow(self) -> None:
         """Let the rows of searches that are over leave; what has ended is known from the candidates."""
         going = [place for place, search in enumerate(self._list_active()) if not search.is_done]
+        if not self._rows_may_leave and len(going) < len(self._active):
+            over = set(range(len(self._active))) - set(going)
+            count = self._settings.num_beams
+            self._rows.padded = [place * count + beam for place in over for beam in range(count)]
         if not self._rows_may_leave or not going or len(going) == len(self._active):
             return
         num_beams = self._settings.num_beams
@@ -212,7 +217,7 @@ class PlainBeams:
         sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
         history = self._rows.history()
         extended = torch.cat((history[sources], send(flat, history.device)[:, None]), dim=1)
-        return self._finish.explain(extended, self._scorer.record.scores)
+        return self._finish.explain(extended, self._scorer.record.scores, Shown.of(self._rows, sources))
 
     def _explain_no_token(self, place: int) -> NoTokenLeftError:
         return self._scorer.explain_no_token(self._rows, place)
@@ -229,9 +234,9 @@ class PlainBeams:
                 beam.tokens.append(self._rows.pad_token_id)
             return list(range(first, first + settings.num_beams))
 
-        spoilt = min((one.parent for one in candidates if math.isnan(one.sum_logprobs)), default=None)
+        spoilt = min((one.parent for one in candidates if not one.sum_logprobs < math.inf), default=None)
         if spoilt is not None:
-            raise explain(first + spoilt)  # NaN is ranked first, so what others could go on with is not among these
+            raise explain(first + spoilt)  # it is ranked first: what others could go on with may not be here
 
         def grow(one: Candidate) -> Beam:
             return search.running[one.parent].grow(one.token, first_row + one.parent, one.sum_logprobs)

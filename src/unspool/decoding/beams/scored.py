@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from unspool.beams.hypotheses import Hypothesis
 from unspool.beams.offers import BeamOffers, list_offers, pack_offers, read_offers
 from unspool.beams.result import pick_best
-from unspool.beams.scorer import BeamSearchScorer, HypothesisScorer
+from unspool.beams.scorer import BeamSearchScorer, HypothesisScorer, RunningBeams
 from unspool.decoding.beams.notes import VerdictNotes
 from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import (
@@ -65,7 +65,9 @@ class ScoredBeams:
         self._chosen: list[int] = []  # by the group that was judged last
         self._is_done = False
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens and parents looked at last
-        self._final: Mapping[str, Any] | None = None
+        self._final: MutableMapping[str, Any] | None = None
+        self._ends_apart = rows.hides_padding or finish.asks_alone  # no prompt's search waits for another's
+        self._reasons: dict[int, Sequence[str | None]] = {}  # of prompts that were over before others
         self._returned: list[list[tuple[list[int], str]]] = []  # of each prompt, once it is over
 
     def is_done(self) -> bool:
@@ -94,9 +96,26 @@ class ScoredBeams:
         if rows.device.type != "cpu" and self._running is None:
             rows.expect_last(fetch(torch.tensor(newest)))  # they are on the host: nobody has to fetch them
         reasons = self._finish.explain_rows(rows, [[token] for token in newest], self._scorer.record.scores)
+        if self._ends_apart and self._num_prompts > 1:
+            self._end_some(reasons)
         self._is_done = bool(self._judge.is_done) or all(reason is not None for reason in reasons)
         if self._is_done:
             self._settle(reasons)
+
+    def _end_some(self, reasons: Sequence[str | None]) -> None:
+        """Let the search of a prompt whose rows are all to end be over, as it would be alone."""
+        size = self._settings.num_beams
+        for prompt in range(self._num_prompts):
+            own = reasons[prompt * size : (prompt + 1) * size]
+            if all(reason is not None for reason in own) and not self._is_over(prompt):
+                running = RunningBeams(self._read_ids(), self._totals, self._list_origins(), self._num_tokens)
+                self._judge.end_row(prompt, running)
+                self._reasons[prompt] = own
+        over = [prompt for prompt in range(self._num_prompts) if self._is_over(prompt)]
+        self._rows.padded = [prompt * size + beam for prompt in over for beam in range(size)]
+
+    def _is_over(self, prompt: int) -> bool:
+        return all(self._judge.is_over(prompt, group) for group in range(self._settings.num_groups))
 
     def _explain_end(self, num_tokens: int) -> str:
         """Why a hypothesis ended that has an end token as the last of so many new tokens."""
@@ -109,7 +128,7 @@ class ScoredBeams:
         nothing is finished. `best` are the log-probabilities, one list per prompt, of what continues `beams`."""
         for prompt, (totals, continued) in enumerate(zip(best, beams, strict=True)):
             numbers = zip(totals, continued, strict=True)
-            spoilt = min((beam for total, beam in numbers if math.isnan(total)), default=None)
+            spoilt = min((beam for total, beam in numbers if not total < math.inf), default=None)
             is_stuck = max(totals) <= NEVER / 2 and not self._judge.finished(prompt, group)
             if (spoilt is not None or is_stuck) and not self._judge.is_over(prompt, group):
                 raise self._scorer.explain_no_token(self._rows, places[prompt * self._size + (spoilt or 0)])
@@ -134,7 +153,7 @@ class ScoredBeams:
             beam_indices=self._list_origins(),
             decoder_prompt_len=self._width,
         )
-        row = 0
+        row, longest, sequences = 0, self._width, final["sequences"]
         for prompt in range(self._num_prompts):
             returned = []
             for group, hypothesis in self._pick_returned(prompt):
@@ -143,13 +162,17 @@ class ScoredBeams:
                 first = prompt * self._settings.num_beams + group * self._size
                 reason = self._explain_end(ending.step)
                 if ending.beam is not None:
-                    reason = reasons[first + ending.beam] or "length"
+                    early = self._reasons.get(prompt)
+                    given = reasons[first + ending.beam] if early is None else early[group * self._size + ending.beam]
+                    reason = given or "length"
                 length = len(hypothesis.tokens) + (not was_running)  # its end token is not among its tokens
-                returned.append((final["sequences"][row, self._width : length].tolist(), reason))
-                row += 1
+                sequences[row, length:] = self._rows.pad_token_id  # a stop other than an end token is closed with none
+                returned.append((sequences[row, self._width : length].tolist(), reason))
+                row, longest = row + 1, max(longest, length)
                 if self._notes is not None:
                     self._notes.note_returned(prompt, group, ending, reason)
             self._returned.append(returned)
+        final["sequences"] = sequences[:, :longest]
 
     def _pick_returned(self, prompt: int) -> list[tuple[int, Hypothesis]]:
         """The hypotheses of a prompt that are returned, best first, each with its group."""
@@ -179,10 +202,9 @@ class ScoredBeams:
         running = zip(self._written[own], self._totals[own], strict=True)
         beams = [LiveBeam(list(tokens), score, None) for tokens, score in running]
         for group in range(settings.num_groups):
-            for score, tokens, *_ in self._judge.finished(prompt, group):
-                beams.append(
-                    LiveBeam(tokens[self._width :].tolist(), score, self._explain_end(len(tokens) + 1 - self._width))
-                )
+            for (score, tokens, _), _, _, _, end_token in self._judge.list_endings(prompt, group):
+                ended = [*tokens[self._width :].tolist(), *([] if end_token is None else [end_token])]
+                beams.append(LiveBeam(ended, score, self._explain_end(len(ended))))
         return beams
 
     def result(self) -> Result:

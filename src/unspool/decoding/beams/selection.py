@@ -79,11 +79,12 @@ def find_candidates(
     if drawing is not None:
         total = (scores + running[:, None]).view(num_prompts, num_beams * vocab)
         noise = draw_gumbel(drawing.seeds, drawing.positions, total.shape[1])
-        index = (total + noise).topk(settings.num_candidates, dim=1).indices
+        index = (total + noise).topk(min(settings.num_candidates, total.shape[1]), dim=1).indices
         return index % vocab, index // vocab, total.gather(1, index)
     # A beam's highest are among its own highest: only those are added up and compared.
     each, tokens = ranked or take_highest(scores, min(settings.num_candidates, vocab))  # (rows, few)
-    best, places = (each + running[:, None]).view(num_prompts, -1).topk(settings.num_candidates)
+    total = (each + running[:, None]).view(num_prompts, -1)
+    best, places = total.topk(min(settings.num_candidates, total.shape[1]))  # a tiny vocabulary has fewer
     return tokens.view(num_prompts, -1).gather(1, places), places // each.shape[1], best
 
 
@@ -98,7 +99,8 @@ def select_beams(
 ) -> Selection:
     """Decide a step where its scores are: from scores (rows, vocab), log-probabilities if they are normalised, those of
     the running beams (rows,), and the tokens that end a sequence. The host decides alike in `PlainBeams.advance`."""
-    fits = _fits_kernels(scores, settings.num_beams, settings.num_candidates)
+    has_all = settings.num_candidates <= settings.num_beams * scores.shape[-1]  # a tiny vocabulary has fewer
+    fits = has_all and _fits_kernels(scores, settings.num_beams, settings.num_candidates)
     if not fits:
         return select_by_operators(scores, running, ends, settings, drawing, is_normalised=is_normalised)
     if not is_normalised and drawing is not None:

@@ -34,6 +34,7 @@ class Readout:
 
     num_sets = 1  # rows of the cache for each row of the call; those of the call itself come first
     is_plain = True  # it knows nothing of single rows
+    cuts = False  # it may take tokens out, down to one
     needs_every_row = False  # rows that are done must stay, because others' scores depend on them
     observer: Observer | None = None  # is shown what the readout made the logits from
 

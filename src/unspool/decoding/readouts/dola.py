@@ -22,6 +22,7 @@ class Dola(Readout):
     """
 
     is_plain = False
+    cuts = True
 
     def __init__(self, layers: Sequence[int], *, chooses_by_row: bool) -> None:
         self._layers = tuple(layers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from unspool.decoding.alone import Shown
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted, Result
 from unspool.decoding.observer import DraftChecked, TokenChosen
@@ -107,7 +108,7 @@ class SpeculativeTurns:
         return (
             len(self.rows) == 1
             and not self.scorer.record.keeps_any
-            and not self.finish.needs_history
+            and not self.finish.needs_device
             and not self.scorer.has_custom_processors
         )
 
@@ -150,7 +151,7 @@ class SpeculativeTurns:
     def _take(self, draft: Draft, tried: Tried, is_live: Sequence[bool]) -> tuple[Emitted, list[int]]:
         """Walk down the drafts: rows go on while the token chosen is the one guessed, and nothing ends them."""
         rows, guesses, logits = self.rows, fetch_once(draft.tokens).read_list(), tried.logits
-        needs_history = self.finish.needs_history or self.scorer.looks_back or self.scorer.record.keeps_steps
+        needs_history = self.finish.needs_device or self.scorer.looks_back or self.scorer.record.keeps_steps
         if needs_history:
             self.scorer.foresee(rows, [row[:count] for row, count in zip(guesses, draft.counts, strict=True)])
             choose = self._choose_by_depth(draft, logits)
@@ -198,13 +199,16 @@ class SpeculativeTurns:
     def _explain(self, places: Sequence[int], taken: Sequence[Sequence[int]], needs_history: bool) -> list[str | None]:
         """Why the rows at `places` end with the token they just got, or None."""
         ends = self.rows.ends
-        if not self.finish.needs_history:
+        if not self.finish.needs_device:
+            numbers = self.rows.numbers
             widths = [ends[place] + (0 if needs_history else len(taken[place])) for place in places]
-            return [self.finish.explain_token(taken[p][-1], w) for p, w in zip(places, widths, strict=True)]
+            return [self.finish.explain_token(taken[p][-1], w, numbers[p]) for p, w in zip(places, widths, strict=True)]
         reasons: dict[int, str | None] = {}
         scores = self.scorer.record.scores if self.finish.has_custom else None
         for width in {ends[place] for place in places}:
-            explained = self.finish.explain(self.rows.history(width), scores)
+            away = {place for place, end in enumerate(ends) if end != width or place not in places}
+            shown = Shown.of(self.rows, width=width, ended=away)
+            explained = self.finish.explain(self.rows.history(width), scores, shown)
             reasons |= {place: explained[place] for place in places if ends[place] == width}
         return [reasons[place] for place in places]
 

@@ -19,6 +19,7 @@ import torch
 
 from unspool.decoding.finish import Finish
 from unspool.decoding.loop import Emitted
+from unspool.decoding.record import PendingLogprobs, fetch_logprobs
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
@@ -39,6 +40,7 @@ class LaunchedStep:
     width: int  # of the history, these tokens included
     tokens: Fetched | FetchedOnce  # (rows,) int64, or (steps, rows)
     place: int = 0  # of the step among them
+    logprobs: PendingLogprobs | None = None  # of its tokens, if they are wanted
 
     def land(self) -> list[int]:
         """The tokens, once they are there."""
@@ -95,7 +97,10 @@ class AheadTurns(TokenTurns):
         if NO_TOKEN in new_tokens:
             self._raise_no_token(flight, new_tokens)
         emitted = Emitted({}, {})
-        reasons = self.finish.explain_tokens(new_tokens, flight.width)
+        if flight.logprobs is not None:
+            found = zip(flight.numbers, flight.logprobs.read(), strict=True)
+            emitted.logprobs = {number: [one] for number, one in found if number not in self.reasons}
+        reasons = self._explain(flight, new_tokens)
         for number, token, reason in zip(flight.numbers, new_tokens, reasons, strict=True):
             if number in self.reasons:
                 continue  # it ended while this step was under way
@@ -106,6 +111,16 @@ class AheadTurns(TokenTurns):
             self._let_leave()
         return emitted
 
+    def _explain(self, flight: LaunchedStep, new_tokens: list[int]) -> list[str | None]:
+        """Why rows are done with a step; of those that have ended before it nothing is said."""
+        numbers = flight.numbers
+        if not self.reasons or not self.finish.needs_history:
+            return self.finish.explain_tokens(new_tokens, flight.width, numbers)
+        going = [place for place, number in enumerate(numbers) if number not in self.reasons]
+        tokens, left = [new_tokens[place] for place in going], [numbers[place] for place in going]
+        found = dict(zip(going, self.finish.explain_tokens(tokens, flight.width, left), strict=True))
+        return [found.get(place) for place in range(len(numbers))]
+
     def _launch(self) -> None:
         rows, numbers, together = self.rows, list(self.rows.numbers), self._launch_together()
         fetched: Fetched | FetchedOnce
@@ -115,14 +130,16 @@ class AheadTurns(TokenTurns):
             self.flights += [LaunchedStep(numbers, first + place, fetched, place) for place in range(len(together))]
             self.num_together = len(together)
             return
-        chosen = self.strategy.step(rows).tokens  # (rows, 1)
+        choice = self.strategy.step(rows)
+        chosen, num_top = choice.tokens, self.record.num_top  # (rows, 1)
+        logprobs = None if num_top is None else fetch_logprobs(choice.logits, chosen[:, 0], num_top)
         rows.append(chosen)
         if rows.expects_last:
             kept = fetched = fetch(chosen[:, 0])
             rows.expect_last(kept)
         else:
             fetched = fetch_once(chosen[:, 0])
-        self.flights.append(LaunchedStep(numbers, max(rows.ends), fetched))
+        self.flights.append(LaunchedStep(numbers, max(rows.ends), fetched, logprobs=logprobs))
         self.num_together = 1
 
     def _launch_together(self) -> torch.Tensor | None:
@@ -155,10 +172,10 @@ class AheadTurns(TokenTurns):
 def can_run_ahead(scorer: Scorer, strategy: Strategy, rows: Rows, finish: Finish, *, rows_may_leave: bool) -> bool:
     """Whether nothing that a step needs is decided on the host, and nothing that it leaves must be undone there."""
     record = scorer.record
-    keeps_too_much = record.keeps_more_than_scores or (record.keeps_any and len(rows) > 1)  # rows would ride along
+    keeps_too_much = record.is_seen or (record.keeps_steps and len(rows) > 1)  # rows would ride along
     return (
         rows.device.type == "cuda"
-        and not finish.needs_history
+        and not finish.needs_device
         and not keeps_too_much
         and not scorer.has_custom_processors
         and (rows_may_leave or len(rows) == 1)

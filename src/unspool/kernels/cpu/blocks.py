@@ -94,6 +94,7 @@ def quantise_rows(weight: torch.Tensor, kind: Kind) -> Blocks:
         quants = (groups / scales.float().clamp(min=_SMALLEST)[..., None]).round_().clamp_(-127, 127)
         return Blocks(quants.to(torch.int8).view(rows, columns), scales, None)
     least, most = groups.aminmax(dim=-1)
-    minimums, scales = least.half(), ((most - least) / 15).half()
+    # Of zeros with both signs either may be the least: added to 0, both are the positive one.
+    minimums, scales = least.half() + 0, ((most - least) / 15).half()
     quants = (groups - minimums.float()[..., None]) / scales.float().clamp(min=_SMALLEST)[..., None]
     return Blocks(quants.round_().clamp_(0, 15).to(torch.uint8).view(rows, columns), scales, minimums)

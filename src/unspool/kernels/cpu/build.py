@@ -80,7 +80,7 @@ def build(
         del sets["amx"]
         extra = (*extra, "-DUS_NO_AMX")
     parts = {part: ("kernels", [*flags, f"-DUS_NAME={part}"]) for part, flags in sets.items()}  # first: they take long
-    parts |= {part: (part, []) for part in ("library", "sketches", "threads", program) if part}
+    parts |= {part: (part, []) for part in ("library", "layouts", "sketches", "threads", program) if part}
     with tempfile.TemporaryDirectory() as folder:
         objects, commands = [], []
         is_zig = "ziglang" in compiler  # it names Arm's extensions in its own way

@@ -15,20 +15,23 @@ import numpy as np
 import torch
 
 from unspool.errors import ResourceError, SettingError
-from unspool.kernels.cpu.blocks import BLOCK
+from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind
 from unspool.kernels.cpu.marks import Marks
+from unspool.kernels.cpu.quota import count_allowed
 from unspool.kernels.cpu.structures import (
     NARROW,
     CAttention,
     CJob,
     CMatrix,
     CModel,
+    CRows,
     CSteps,
     count_narrow_bytes,
     number_kind,
     point,
 )
-from unspool.kernels.cpu.tiles import count_tile_bytes
+from unspool.kernels.cpu.supers import AnyKind, count_columns
+from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
 ABI: Final = 26
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
@@ -50,6 +53,8 @@ UNSURE: Final = -2
 
 class Library:
     """The loaded library, and how many threads its calls use."""
+
+    lays_out: bool  # matrices; one that was built before it could leaves them to torch's operators
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
@@ -88,10 +93,21 @@ class Library:
         handle.us_raise_listed.argtypes = [*handle.us_keep_allowed.argtypes[:-1], ctypes.c_float, at, ctypes.c_int32]
         handle.us_raise_listed.restype = None
         handle.us_draw_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, at, ctypes.c_int32]
+        self.can_sum = hasattr(handle, "us_sum_bits")  # one that was built before has it not
+        if self.can_sum:
+            handle.us_sum_bits.argtypes = [at, at, *(ctypes.c_int32,) * 2, at, ctypes.c_int32]
+            handle.us_sum_bits.restype = None
         handle.us_narrow_rows.argtypes = [at, *(ctypes.c_int32,) * 3, at]
         handle.us_sketch_rows.argtypes = [at, *(ctypes.c_int32,) * 2, at, at, at, ctypes.c_int64]
         handle.us_normalise_rows.argtypes = [at, ctypes.c_int64, ctypes.c_int32, at, ctypes.c_int32]
         handle.us_rank_rows.argtypes = [at, ctypes.c_int64, *(ctypes.c_int32,) * 3, at, at, ctypes.c_int32]
+        self.lays_out = hasattr(handle, "us_lay_out_rows")
+        if self.lays_out:
+            handle.us_lay_out_rows.argtypes = [ctypes.POINTER(CRows), at, *(ctypes.c_int32,) * 3, at, ctypes.c_int32]
+            handle.us_lay_out_rows.restype = None
+            handle.us_quantise_rows.argtypes = [at, *(ctypes.c_int32,) * 3, at, at, at, ctypes.c_int32]
+            handle.us_quantise_rows.restype = None
+            handle.us_scan_rows.argtypes = [at, ctypes.c_int32, ctypes.c_int64]
         self.threads = count_threads()
         self.marks = Marks(handle, self.threads)
         self.run = handle.us_run
@@ -200,6 +216,19 @@ class Library:
         self._handle.us_widen(point(given), given.numel(), kind, point(made), self.threads)
         return made
 
+    def sum_bits(self, flat: Sequence[torch.Tensor]) -> list[int]:
+        """The sums of `kernels.bit_sums` over rows of numbers, all of as many bytes: 1, 2 or 4."""
+        size = flat[0].element_size()
+        if size not in (1, 2, 4) or any(one.element_size() != size or not one.is_contiguous() for one in flat):
+            raise SettingError("sums are over contiguous numbers of 1, 2 or 4 bytes, all of one size")
+        at = np.asarray([one.data_ptr() for one in flat], dtype=np.uint64)
+        counts = np.asarray([one.numel() for one in flat], dtype=np.int64)
+        sums = np.zeros(len(flat), dtype=np.int64)
+        given = (at.ctypes.data, counts.ctypes.data, len(flat), size, sums.ctypes.data)
+        self._handle.us_sum_bits(*given, self.threads)
+        found: list[int] = sums.tolist()
+        return found
+
     def narrow_rows(self, weight: torch.Tensor, out: torch.Tensor) -> bool:
         """Lay a float32 matrix out in tiles of out's dtype, bfloat16 or float16; whether every number is finite and
         none was rounded."""
@@ -227,6 +256,39 @@ class Library:
             raise SettingError(f"{tiles.nbytes} bytes are no place for the sketch of {rows} rows of {columns} numbers")
         given = (point(weight), rows, columns, point(inverses), point(tiles), reaches.data_ptr(), reaches.stride(0))
         return bool(self._handle.us_sketch_rows(*given))
+
+    def lay_out_rows(
+        self, parts: ctypes.Array[CRows], order: torch.Tensor | None, shape: tuple[int, int], kind: AnyKind
+    ) -> torch.Tensor:
+        """The tiles (tiles, blocks, bytes) of a quantised matrix whose rows are those of parts, in an order (rows,)."""
+        rows, columns = shape
+        size, own = count_tile_bytes(kind, rows, columns), sum(part.rows for part in parts)
+        is_sound = order is None and own == rows
+        if order is not None and order.dtype == torch.int64 and order.shape == (rows,) and rows:
+            is_sound = 0 <= int(order.min()) <= int(order.max()) < own
+        if size is None or rows < 1 or not is_sound:
+            raise SettingError(f"{own} rows can't become a {kind} matrix of {rows} rows and {columns} columns")
+        tiles = torch.empty(size, dtype=torch.uint8)
+        self._handle.us_lay_out_rows(parts, point(order), rows, columns, number_kind(kind), point(tiles), self.threads)
+        num_tiles = -(-rows // TILE)
+        return tiles.view(num_tiles, columns // count_columns(kind), -1)
+
+    def quantise_rows(self, weight: torch.Tensor, kind: Kind) -> Blocks:
+        """The nearest blocks to a float32 matrix, as `blocks.quantise_rows` rounds them."""
+        rows, columns = weight.shape
+        if weight.dtype != torch.float32 or columns % BLOCK:
+            raise SettingError(f"{columns} columns of {weight.dtype} are not whole blocks of {BLOCK} float32 numbers")
+        is_4 = kind == "int4"
+        quants = torch.empty(rows, columns, dtype=torch.uint8 if is_4 else torch.int8)
+        scales = torch.empty(rows, columns // BLOCK, dtype=torch.float16)
+        minimums = torch.empty_like(scales) if is_4 else None
+        made = (point(quants), point(scales), point(minimums))
+        self._handle.us_quantise_rows(point(weight), rows, columns, number_kind(kind), *made, self.threads)
+        return Blocks(quants, scales, minimums)
+
+    def scan_rows(self, raw: torch.Tensor, form: int, count: int) -> int:
+        """What the float16 of a file's blocks are, `count` of them; us_scan."""
+        return int(self._handle.us_scan_rows(point(raw), form, count))
 
     def read_rows(self, matrix: CMatrix, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a matrix as numbers: (count, columns) float32."""
@@ -308,13 +370,14 @@ def _check_bits(scores: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def count_threads() -> int:
-    """How many threads calls use: UNSPOOL_NUM_THREADS, or the cores that this process may use."""
+    """How many threads calls use: UNSPOOL_NUM_THREADS, or the cores that this process and its container may use."""
     asked = os.environ.get("UNSPOOL_NUM_THREADS")
     if asked:
         if not asked.isascii() or not asked.isdecimal() or not 1 <= int(asked[:9]) <= MOST_THREADS:
             raise SettingError(f"UNSPOOL_NUM_THREADS={asked[:40]!r} is no number from 1 to {MOST_THREADS}")
         return int(asked)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = min(usable, count_allowed() or usable)
     return max(1, min(usable, torch.get_num_threads(), MOST_THREADS))  # torch knows physical cores
 
 

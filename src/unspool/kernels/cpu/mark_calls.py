@@ -102,6 +102,7 @@ class MarkCall(ABC):
         self._handle.us_read_contexts(
             self._ids.data_ptr(),
             None if pads is None else pads.data_ptr(),
+            None,
             self._rows,
             self._stride,
             window.start,

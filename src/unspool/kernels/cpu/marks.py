@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from unspool.errors import ResourceError, SettingError
+from unspool.forks import after_fork
 from unspool.kernels.contexts import Text
 
 LOW_BITS = (1 << 32) - 1
@@ -40,7 +41,10 @@ class KeptLists:
         """No list yet, and room for as many as fit."""
         words = -(-vocab // 32)
         places = 1 << max(3, (most_bytes // (4 * words)).bit_length() - 1)
-        return cls(num_first, torch.zeros(places, dtype=torch.int64), torch.empty(places, words, dtype=torch.int32))
+        owners, bits = torch.zeros(places, dtype=torch.int64), torch.empty(places, words, dtype=torch.int32)
+        made = cls(num_first, owners, bits)
+        after_fork(made, lambda kept: kept.owners.zero_())  # a list may have been half written by another thread
+        return made
 
 
 class Marks:
@@ -59,7 +63,7 @@ class Marks:
         handle.us_draw_winners.argtypes = [at, number, size, size, at, word, at, word, at, at, at, size]
         handle.us_raise_own.argtypes = [at, at, number, *(size,) * 3, at, number, size, at, number, number, at]
         handle.us_raise_own.argtypes += [ctypes.c_float, at, word, size]
-        handle.us_read_contexts.argtypes = [at, at, number, number, *(size,) * 4, ctypes.c_uint64, size, at, at]
+        handle.us_read_contexts.argtypes = [at, at, at, number, number, *(size,) * 4, ctypes.c_uint64, size, at, at]
         handle.us_read_contexts.restype = None
         handle.us_draw_keyed.argtypes = [at, number, size, at, at, at, size]
         handle.us_draw_keyed.restype = None
@@ -144,7 +148,8 @@ class Marks:
 
     def read_contexts(self, text: Text, seed: int, *, mixes: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """`watermark.contexts.read_contexts` of a text on a CPU."""
-        ids, pads = text.ids.to(torch.int64), None if text.pads is None else text.pads.to(torch.int64).contiguous()
+        ids = text.ids.to(torch.int64)
+        pads, firsts = (None if one is None else one.to(torch.int64).contiguous() for one in (text.pads, text.firsts))
         ids = ids if ids.stride(1) == 1 else ids.contiguous()
         rows, columns = ids.shape
         states, repeated = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
@@ -152,6 +157,7 @@ class Marks:
             self.handle.us_read_contexts(
                 _at(ids),
                 None if pads is None else _at(pads),
+                None if firsts is None else _at(firsts),
                 rows,
                 ids.stride(0),
                 text.start,

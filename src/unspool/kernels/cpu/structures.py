@@ -107,6 +107,15 @@ class CModel(ctypes.Structure):
     ]
 
 
+class CRows(ctypes.Structure):
+    """us_rows."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("form", "rows")),
+        *((name, ctypes.c_void_p) for name in ("data", "scales", "minimums")),
+    ]
+
+
 class CStore(ctypes.Structure):
     """us_store."""
 

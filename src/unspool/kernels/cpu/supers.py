@@ -24,9 +24,9 @@ _HEADERS: Final[dict[SuperKind, slice]] = {"q4_k": slice(0, 16), "q5_k": slice(0
 _FIVES: Final = {"Q5_0": 22, "Q5_1": 24}  # bytes of a block in a file
 
 
-def count_columns(kind: SuperKind) -> int:
-    """Columns of a super-block."""
-    return BLOCK if kind == "q5" else SUPER
+def count_columns(kind: AnyKind) -> int:
+    """Columns of a block, or of a super-block."""
+    return BLOCK if kind in ("int8", "int4", "q5") else SUPER
 
 
 @dataclass(slots=True)

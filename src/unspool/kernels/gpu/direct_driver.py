@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, Final
 
@@ -9,10 +10,11 @@ import triton
 from triton.backends.driver import GPUDriver
 from triton.runtime import driver
 
+from unspool.forks import make_lock
 from unspool.kernels.gpu.direct_launcher import DirectLauncher, DirectUtils, can_launch
 
 _KNOWN: Final = ("3.6.",)  # releases whose driver and launchers are what is set below
-_lock = threading.Lock()
+_lock = make_lock(sys.modules[__name__], "_lock")
 
 
 def use_direct_driver() -> None:

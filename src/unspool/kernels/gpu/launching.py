@@ -6,6 +6,7 @@ The overlap is programmatic dependent launch (PDL): a kernel may start before th
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ import triton.language as tl
 from triton.language.extra import cuda as tlx
 from triton.runtime import build as launchers
 
+from unspool.forks import after_fork
 from unspool.kernels.gpu.compiling import compile_elsewhere
 from unspool.kernels.gpu.direct_driver import use_direct_driver
 from unspool.kernels.gpu.relaunching import OverlapError, relaunch, remember
@@ -125,6 +127,15 @@ def start_alone() -> Iterator[None]:
             raise OverlapError("no kernel was launched")
     finally:
         _state.overlaps = True
+
+
+def _forget(_module: object) -> None:
+    """In a forked child: nobody compiles any more."""
+    _under_way.clear()
+    _compilers.clear()
+
+
+after_fork(sys.modules[__name__], _forget)
 
 
 class _Compilers(ThreadPoolExecutor):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import zipfile
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from unspool.errors import LoadError
+from unspool.loading.archives import UNPACKING
 from unspool.loading.conversion.folder import write_model
 
 _MOST_BYTES = 1 << 28
@@ -39,18 +42,29 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             size = sum(info.file_size for info in archive.infolist())
             if size > _MOST_BYTES:
                 raise LoadError(f"{path.name} unpacks to {size} bytes; at most {_MOST_BYTES} are read")
-            tensors = {name.removesuffix(".npy"): _read_array(archive, name) for name in archive.namelist()}
+            tensors = {info.filename.removesuffix(".npy"): _read_array(archive, info) for info in archive.infolist()}
         meta = json.loads(str(tensors.pop("meta_json")))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, RecursionError) as error:
+    except LoadError:
+        raise
+    except (*UNPACKING, OSError, KeyError, TypeError) as error:
         raise LoadError(f"{path.name} is not the npz file of a BART: {error}") from error
     if any(values.dtype != np.float32 for values in tensors.values()) or not isinstance(meta, dict):
         raise LoadError(f"{path.name} is not the npz file of a BART: its weights are not all float32")
     return tensors, meta
 
 
-def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    with archive.open(name) as file:
-        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))  # arrays of objects are refused
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(info) as file:
+        content = io.BytesIO(file.read(info.file_size))
+    version = np.lib.format.read_magic(content)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(content)
+    rest = content.read()
+    # Memory is asked for by what a header claims, so that it is compared with what there is.
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(rest):
+        raise ValueError(f"{info.filename[:80]!r} does not hold what its header says")
+    values = np.frombuffer(rest, dtype)
+    return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 
 def _describe(meta: dict[str, Any], vocab_size: int, path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from unspool.errors import LoadError, UnsupportedError
+from unspool.loading.archives import UNPACKING
 from unspool.loading.conversion.ctranslate2 import Variables, count_layers, read_flag, read_variables, rename_layers
 from unspool.loading.conversion.folder import halve, write_model
 from unspool.small_files import write_text
@@ -55,7 +56,9 @@ def _unpack(archive: Path, folder: Path) -> dict[str, Path]:
                     raise LoadError(f"{info.filename[:80]!r} in {archive.name} is larger than {_TAKEN[name]} bytes")
                 found[name] = folder / PurePosixPath(name).name
                 found[name].write_bytes(data)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except LoadError:
+        raise
+    except UNPACKING as error:
         raise LoadError(f"{archive.name} is not a sound zip file: {error}") from error
     missing = [name for name in _TAKEN if name not in found]
     if missing:

@@ -49,7 +49,7 @@ def read_onnx(path: Path) -> OnnxGraph:
         for number, value in read_fields(read_bytes(path, _MOST_BYTES)):
             if number == _GRAPH:
                 _read_graph(_as_bytes(value), graph)
-    except (ValueError, IndexError, struct.error) as error:
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise LoadError(f"{path} is not a sound ONNX file: {error}") from error
     except _ElsewhereError as error:
         raise UnsupportedError(f"{path} can't be read: {error}") from error

@@ -17,7 +17,7 @@ from unspool.errors import LoadError, UnsupportedError
 from unspool.loading.conversion.folder import halve, write_model
 from unspool.loading.conversion.onnx import OnnxGraph, read_onnx
 
-_PRODUCT: Final = re.compile(r"/[^/]+/(.+)/MatMul(_quant)?")
+_PRODUCT: Final = re.compile(r"\A/[^/]+/(.+)/MatMul(_quant)?")
 _QUANTISED = "_quantized"
 _EMBEDDING = "encoder.embed_tokens.weight"
 

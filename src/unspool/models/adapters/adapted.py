@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,12 +16,28 @@ from unspool.errors import InputError, UnspoolError, UnsupportedError
 from unspool.models.adapters.description import Description
 from unspool.models.adapters.passes import AdapterPass
 from unspool.models.adapters.settings import ObjectSettings
-from unspool.models.handing import Origin, Reduced, reduce_model
-from unspool.protocols import Want, name_sizes
+from unspool.models.counting import HeldNumbers, count_parameters, name_dtype, name_formats
+from unspool.models.handing import Origin, Reduced, identify, reduce_model
+from unspool.protocols import Want
 from unspool.shortage import is_out_of_memory
 
 _HANDLED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
 OWN_FORWARD = "a transformers model runs its own forward"
+
+
+def find_device(model: Any) -> torch.device:
+    """Where a model's inputs belong. accelerate keeps weights elsewhere, with hooks that bring them where they compute,
+    and leaves none on the device that a parameter names."""
+    named: torch.device = model.device
+    if named.type != "meta":
+        return named
+    for part in model.modules():
+        hook = vars(part).get("_hf_hook")
+        for one in getattr(hook, "hooks", (hook,)):
+            found = getattr(one, "execution_device", None)
+            if found is not None:
+                return torch.device(found)
+    return named
 
 
 @contextmanager
@@ -106,9 +122,8 @@ class AdaptedModel(ObjectSettings):
 
     @property
     def device(self) -> torch.device:
-        """The device of the (first) weights."""
-        device: torch.device = self.inner.device
-        return device
+        """The device of the (first) weights, or where they are brought for a pass."""
+        return find_device(self.inner)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -193,11 +208,10 @@ class AdaptedModel(ObjectSettings):
 
     @property
     def fingerprint(self) -> str:
-        """An identifier of this model in every process: a hash of its sizes, its dtype and a sample of its weights."""
+        """An identifier of this model in every process: a hash of its sizes, its dtype, and its files or weights."""
         table = self.get_input_embeddings().weight
-        sample = table[:: max(1, table.shape[0] // 64), :: max(1, table.shape[1] // 16)].detach().float().cpu()
-        identity = (name_sizes(self.info), str(self.dtype), [f"{value:.4e}" for value in sample.flatten().tolist()])
-        return f"{self.info.family}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
+        some = table[:: max(1, table.shape[0] // 64), :: max(1, table.shape[1] // 16)].detach()
+        return identify(self, some, self.inner.parameters() if self.origin is None else ())
 
     @property
     def is_quantised(self) -> bool:
@@ -206,7 +220,19 @@ class AdaptedModel(ObjectSettings):
 
     def num_parameters(self) -> int:
         """The number of parameters; a tied head is counted once."""
-        return sum(parameter.numel() for parameter in self.inner.parameters())
+        return count_parameters(self._iterate_held())
+
+    @property
+    def weights_format(self) -> str:
+        """In which formats the parameters are held, that of the most first."""
+        return name_formats(self._iterate_held())
+
+    def _iterate_held(self) -> Iterator[HeldNumbers]:
+        for parameter in self.inner.parameters():
+            # Two numbers of 4 bits to a byte (bitsandbytes), of which only the whole has the shape.
+            shape = getattr(getattr(parameter, "quant_state", None), "shape", None)
+            count = parameter.numel() if shape is None else math.prod(shape)
+            yield HeldNumbers(id(parameter), count, name_dtype(parameter.dtype))
 
     @property
     def weights_bytes(self) -> int:

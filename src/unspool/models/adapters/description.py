@@ -78,6 +78,7 @@ def describe(model: Any) -> Description:
         num_layers=int(config.num_hidden_layers),
         num_heads=int(config.num_attention_heads),
         max_context=None if _has_alibi(config) else _find_context(config),
+        ends_at_context=not _computes_positions(model),
         window=int(config.sliding_window) if "sliding" in kinds else None,
         layer_kinds=kinds,
         can=frozenset(can),
@@ -105,6 +106,7 @@ def _describe_pair(model: Any, config: Any) -> Description:
         num_layers=num_layers,
         num_heads=_find_decoder_number(model, config, _HEADS),
         max_context=None if is_relative else _find_context(config),
+        ends_at_context=not _computes_positions(model),
         layer_kinds=_repeat("full", num_layers),
         is_encoder_decoder=True,
         features=features,
@@ -434,9 +436,19 @@ def _has_alibi(config: Any) -> bool:
     return bool(has_alibi) or getattr(config, "model_type", "") == "bloom"  # whose config does not say so
 
 
+_TABLES: Final = frozenset({"wpe", "embed_positions", "position_embedding", "position_embeddings", "pos_embed"})
+
+
 def _find_context(config: Any) -> int | None:
     found = (getattr(config, name, None) for name in _CONTEXTS)
     return next((int(value) for value in found if value), None)
+
+
+def _computes_positions(model: Any) -> bool:
+    """Whether angles are computed for any position, and no table of positions ends."""
+    named = (*model.named_parameters(), *model.named_buffers(), *model.named_modules())
+    parts = {part for name, _ in named for part in name.split(".")}
+    return not parts & _TABLES and any(part.endswith("inv_freq") for part in parts)
 
 
 def _find_head(model: Any) -> Any:

@@ -22,6 +22,7 @@ from unspool.models.adapters.description import (
     has_leading_streams,
     reads_states,
 )
+from unspool.models.adapters.hooks import check_followed, find_preparing_hook
 from unspool.models.adapters.kept import find_kept
 from unspool.models.adapters.modules import find_misplaced, walk
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
@@ -42,14 +43,14 @@ def is_transformers_model(model: Any) -> bool:
 
 
 def adapt(model: Any) -> Adapted:
-    """The adapter of a transformers model: the same one every time, until its attention implementation changes."""
-    attention = getattr(model.config, "_attn_implementation", None)
+    """The adapter of a transformers model: the same one every time, until its config changes."""
+    seen = repr(getattr(model.config, "__dict__", None))  # windows, the attention implementation
     kept = find_kept(model)
     known = kept.get("adapter")
-    if known is None or known[0] != attention:
+    if known is None or known[0] != seen:
         description = describe(model)
         kind = AdaptedPair if description.info.is_encoder_decoder else AdaptedDecoder
-        known = kept["adapter"] = (attention, kind(model, description))
+        known = kept["adapter"] = (seen, kind(model, description))
     adapter: Adapted = known[1]
     return adapter
 
@@ -145,6 +146,7 @@ def open_call(
     An object whose architecture has a native model runs natively on its own parameters, unless `native` is False; None
     means as it was attached.
     """
+    check_followed(model, "call unspool.generate(model, …), which has that loop run, or model.generate(…)")
     if has_codebooks(model):
         return prepare_codebooks(model, inputs, given, settings)
     if has_own_loop(model):
@@ -195,6 +197,9 @@ def open_call(
 def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:
     """Why a call runs over transformers' own cache, whatever the model is; None if it need not."""
     kind = type(model).__name__
+    hook = find_preparing_hook(model)
+    if hook is not None:
+        return f"the {hook}() of this {kind} is not transformers' own"
     past = given.get("past_key_values")
     if past is not None and not isinstance(past, Cache | tuple | list):
         return f"past_key_values are transformers' {type(past).__name__}"

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from unspool.errors import SettingError, UnsupportedError
+from unspool.forks import make_lock
 from unspool.models.adapters.columns import has_codebooks
 from unspool.models.adapters.door import find_mixin, runs_own_generate
+from unspool.models.adapters.hooks import is_theirs
 
 Generate = Callable[..., Any]
+KEPT: Final = "_unspool_kept"  # attribute of transformers' mixin that holds its own generate while ours is attached
 
 _OURS: ContextVar[Generate | None] = ContextVar("unspool_generate", default=None)
-_LOCK = threading.Lock()
+_LOCK = make_lock(sys.modules[__name__], "_LOCK")
 _calls = 0  # under way, in all threads
 _common: Generate | None = None  # transformers' own, while ours stands in its place
 _LOOPS = {"_sample", "_beam_search", "_greedy_search", "_assisted_decoding"}
@@ -42,8 +45,22 @@ def find_preparing(model: Any) -> Generate | None:
             f"{type(model).__name__} has a generate() with a decoding loop of its own; use that one: model.generate(…)"
         )
     if "generate" not in names:
+        if not is_theirs(own):
+            raise UnsupportedError(
+                f"the generate() of {type(model).__name__} is somebody's own and leaves nothing to the common one; use "
+                "that one: model.generate(…)"
+            )
         return None
     found: Generate = own
+    return found
+
+
+def find_common() -> Generate:
+    """transformers' own generate(), whatever stands in its place."""
+    mixin = find_mixin()
+    found: Generate = _common or mixin.generate
+    if getattr(mixin, KEPT, None) is not None:
+        found = getattr(mixin, KEPT)
     return found
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.generation import MISSPELT
+from unspool.config.hosted import FOREIGN
 from unspool.config.speech import SPEECH_FIELDS
+from unspool.wording import suggest
+
+_LENGTHS: Final = ("max_length", "max_new_tokens")
 
 
 def read_settings(model: Any) -> GenerationConfig | None:
@@ -14,6 +19,32 @@ def read_settings(model: Any) -> GenerationConfig | None:
     if config is None or isinstance(config, GenerationConfig):
         return config
     return convert_settings(config)
+
+
+def list_unread(config: Any, *, is_own: bool = False) -> list[str]:
+    """The names in a transformers GenerationConfig that nothing reads: that are no settings, here or in its class.
+
+    One that was read from a file may hold anything of the model's. What looks like a setting misspelt is listed, unless
+    the config is a model's own, whose file may have it.
+    """
+    try:
+        declared = vars(type(config)())
+    except Exception:  # a class of somebody's own, whose constructor wants more
+        declared = vars(config)
+    names = [
+        name
+        for name, value in vars(config).items()
+        if name not in PARAMETERS
+        and name not in SPEECH_FIELDS
+        and not name.startswith("_")
+        and not (name in declared and (name not in FOREIGN or value in (None, False)))
+    ]
+    is_of_file = "_original_object_hash" in vars(config) and not getattr(config, "_from_model_config", False)
+    if is_of_file and is_own:
+        return []
+    # A model's class may keep names of its own in its settings.
+    is_strict = not is_of_file and not is_own
+    return sorted(name for name in names if is_strict or suggest(name, PARAMETERS, nearness=MISSPELT))
 
 
 class ObjectSettings:
@@ -38,30 +69,35 @@ class ObjectSettings:
 
 
 def convert_settings(config: Any) -> GenerationConfig:
-    """A transformers GenerationConfig as ours: the values that differ from its defaults."""
-    # A config may spell out what is the case anyway.
-    usual: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
-    changed = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
-    # A length that is set counts the prompt's tokens, whatever it is; one that nobody set counts new ones.
-    values = {
-        name: value
-        for name, value in changed.items()
-        if name not in usual or value != usual[name] or (name == "max_length" and value is not None)
-    }
-    if values.get("max_new_tokens") is not None:  # it counts alone
+    """A transformers GenerationConfig as ours: the values that it says somebody set.
+
+    From 5.0 on a value that nobody set is None there, so any other was stated, a default's too. 4.x fills the defaults
+    in, and a default that was stated looks like one that was not: it counts as not set, as in the generate() of these
+    releases (from 4.50 on) a model's own value takes its place.
+    """
+    held = {name: getattr(config, name, value) for name, value in config.to_diff_dict().items()}
+    values = {name: value for name, value in held.items() if value is not None}
+    if "max_new_tokens" in values:  # it counts alone
         values.pop("max_length", None)
-    known = {name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
-    return GenerationConfig(**{name: value for name, value in known.items() if value is not None})
+    return GenerationConfig(
+        **{name: value for name, value in values.items() if name in PARAMETERS or name in SPEECH_FIELDS}
+    )
 
 
-def fold_settings(model_config: GenerationConfig | None, config: GenerationConfig) -> GenerationConfig:
-    """A model's settings with those of a config of transformers', in which a value without effect is no mistake."""
+def fold_settings(
+    model_config: GenerationConfig | None, config: GenerationConfig, *, keeps_length: bool = False
+) -> tuple[GenerationConfig, GenerationConfig | None]:
+    """A model's settings with those of a config of transformers', in which a value without effect is no mistake; with
+    `keeps_length`, its lengths stay in a config of the caller's, for which defaults of the call make way."""
     values = {} if model_config is None else {name: getattr(model_config, name) for name in model_config.explicit}
     explicit = {name: getattr(config, name) for name in config.explicit}
-    if {"max_length", "max_new_tokens"} & set(explicit):  # the later length counts alone
-        values.pop("max_length", None)
-        values.pop("max_new_tokens", None)
-    return GenerationConfig(**{**values, **explicit})
+    lengths = {name: explicit[name] for name in _LENGTHS if name in explicit}
+    if lengths:  # the later length counts alone
+        values = {name: value for name, value in values.items() if name not in _LENGTHS}
+    if not lengths or not keeps_length:
+        return GenerationConfig(**{**values, **explicit}), None
+    rest = {name: value for name, value in explicit.items() if name not in _LENGTHS}
+    return GenerationConfig(**{**values, **rest}), GenerationConfig(**lengths)
 
 
 def name_static_kind(settings: GenerationConfig, *, is_pair: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +11,9 @@ from torch import nn
 from unspool.errors import UnspoolError
 from unspool.models.adapters.adapted import set_evaluating
 from unspool.models.adapters.kept import find_kept
-from unspool.models.adapters.modules import find_misplaced, walk
+from unspool.models.adapters.modules import walk
+from unspool.models.adapters.numbers import Numbers, find_room
+from unspool.models.adapters.structure import Structure, explain_context, explain_tensors
 from unspool.models.encoder_decoder.model import EncoderDecoder
 from unspool.models.families.base import DecoderFamily
 from unspool.models.families.mamba import MambaFamily
@@ -24,22 +25,31 @@ from unspool.models.registry import build_model, find_family
 from unspool.models.sharing import SharedSource
 from unspool.protocols import Want
 
-_NUMBERS = (int, float)
 # By how much the highest logit's size they may differ.
 _MOST_DIFFERENT = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 class Twin:
-    """A native model, or why there is none, and what the object's parameters were when that was found out."""
+    """A native model, or why there is none, and what the object was when that was found out."""
 
-    def __init__(self, model: nn.Module, native: NativeModel | None, reason: str = "") -> None:
-        self.native = native
-        self.reason = reason
-        self._seen = _mark(model)
+    def __init__(self, model: nn.Module) -> None:
+        self.structure = Structure(model)
+        self.native: NativeModel | None = None
+        self.reason = ""
+        self._numbers: Numbers | None = None
+        self.build(model)
 
-    def is_current(self, model: nn.Module) -> bool:
-        """Whether no parameter was written or exchanged since."""
-        return _mark(model) == self._seen
+    def build(self, model: nn.Module) -> None:
+        """Make the native model of the object's present numbers."""
+        self.native, self.reason, self._numbers = None, self.structure.reason, None
+        if not self.reason:
+            source = SharedSource(_list_held(model), room=find_room(next(model.parameters()).device))
+            self.native, self.reason = _build(model, source)
+            self._numbers = Numbers(model, source)
+
+    def has_same_numbers(self) -> bool:
+        """Whether no number was written or exchanged since."""
+        return self._numbers is None or self._numbers.are_same()
 
 
 def find_twin(model: Any) -> tuple[NativeModel | None, str]:
@@ -48,12 +58,18 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     if reason:
         drop_twin(model)
         return None, reason
+    reason = explain_context(model)  # which may be over after this call
+    if reason:
+        return None, reason
     kept = find_kept(model)
     known: Twin | None = kept.get("native")
-    if known is None or not known.is_current(model):
+    if known is None or not known.structure.is_current(model):
         drop_twin(model)
-        known = kept["native"] = _build(model)
-    return known.native, known.reason
+        known = kept["native"] = Twin(model)
+    elif not known.has_same_numbers():
+        known.build(model)
+    reason = known.reason or known.structure.explain_mode(model)
+    return (None, reason) if reason else (known.native, "")
 
 
 def keeps_states(model: Any) -> bool:
@@ -84,18 +100,18 @@ def _list_held(model: nn.Module) -> dict[str, Any]:
     return {**dict(model.named_parameters()), **buffers}
 
 
-@torch.inference_mode(False)  # the object's parameters become views of what is made here, and it may be trained after
+@torch.inference_mode(False)  # what is made here outlives a call in that mode
 @torch.no_grad()  # parameters ask for gradients, which what is made of them must not carry
-def _build(model: Any) -> Twin:
+def _build(model: Any, source: SharedSource) -> tuple[NativeModel | None, str]:
     parameter = next(model.parameters())
     config = _read_config(model)
     try:
-        native = build_model(config, SharedSource(_list_held(model)), device=parameter.device, dtype=parameter.dtype)
+        native = build_model(config, source, device=parameter.device, dtype=parameter.dtype)
     except UnspoolError as error:
-        return Twin(model, None, f"it can't be run natively: {' '.join(str(error).split())[:200]}")
+        return None, f"it can't be run natively: {' '.join(str(error).split())[:200]}"
     if not _agree(model, native):
-        return Twin(model, None, "its own forward gives other logits than the native model")
-    return Twin(model, native)
+        return None, "its own forward gives other logits than the native model"
+    return native, ""
 
 
 @torch.no_grad()
@@ -173,34 +189,6 @@ def drop_twin(model: Any) -> None:
     find_kept(model).pop("native", None)
 
 
-def _mark(model: nn.Module) -> list[Any]:
-    """What shows whether an object was changed: its parameters and buffers, and the numbers that its modules and its
-    config hold. On a CPU a number of each parameter is looked at too: what is written through `.data` has no version,
-    and a native model may hold copies there."""
-    made: list[Any] = []
-    for part in walk(model).values():
-        for one in part._parameters.values():
-            if one is not None:
-                made += (*_mark_tensor(one), _sample(one))
-        for other in part._buffers.values():
-            if other is not None:
-                made += _mark_tensor(other)
-        made += [value for name, value in part.__dict__.items() if type(value) in _NUMBERS and name != "training"]
-    config = getattr(model, "config", None)
-    return [*made, repr(getattr(config, "__dict__", None))]
-
-
-def _mark_tensor(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # of a buffer made in a call in that mode
-
-
-def _sample(parameter: torch.Tensor) -> bytes:
-    if parameter.device.type != "cpu" or not parameter.numel():
-        return b""
-    place = sum(step * (size // 2) for step, size in zip(parameter.stride(), parameter.shape, strict=True))
-    return ctypes.string_at(parameter.data_ptr() + place * parameter.itemsize, parameter.itemsize)
-
-
 def _explain(model: Any) -> str:
     """Why an object can't be run natively; empty if it can."""
     kind = type(model)
@@ -213,17 +201,9 @@ def _explain(model: Any) -> str:
     if getattr(model, "_hf_peft_config_loaded", False) or getattr(model, "peft_config", None):
         return "it has adapters (PEFT)"
     parts = walk(model)
-    for name, part in parts.items():
-        where = name or kind.__name__
-        if not type(part).__module__.startswith(("transformers.", "torch.")):
-            return f"{where} is a {type(part).__name__} of another package"
-        if part._forward_hooks or part._forward_pre_hooks or "_hf_hook" in part.__dict__:
-            return f"{where} has hooks"
-        if "forward" in part.__dict__:
-            return f"the forward of {where} was replaced"
-    misplaced = find_misplaced(parts)
-    if misplaced is not None:
-        return misplaced
+    reason = explain_tensors(parts)
+    if reason:
+        return reason
     held = [one for part in parts.values() for one in part._parameters.values() if one is not None]
     if any(parameter.is_inference() for parameter in held):
         return "its parameters were made in inference mode, in which torch does not count what is written"

@@ -162,7 +162,7 @@ def _assemble_head(
     if assembler.packs(width) and not spec.is_head_normalised:
         blocks = assembler.pack([f"{names.head}.weight"], [spec.vocab_size], width, fewest_bits=8)
         return assembler.lay_out(
-            blocks, assembler.biases([names.head], [spec.vocab_size]) if spec.has_head_bias else None
+            blocks, bias=assembler.biases([names.head], [spec.vocab_size]) if spec.has_head_bias else None
         )
     head = Linear(assembler.matrix(f"{names.head}.weight", spec.vocab_size, width, is_changed=spec.is_head_normalised))
     if spec.has_head_bias:
@@ -305,9 +305,6 @@ def _assemble_qkv(
         for part in (qkv.weight, qkv.bias):
             if part is not None:
                 _order_qkv(part, spec, names)
-        if len(names.qkv) == 3 and not names.is_transposed and isinstance(assembler.source, SharedSource):
-            value = assembler.find(f"{start}{names.qkv[2]}.weight", (key, spec.hidden_size))
-            assembler.source.rebind(value, qkv.weight[query + key :])  # the only part that keeps its order
     return qkv
 
 

@@ -9,7 +9,7 @@ import torch
 
 from unspool.errors import LoadError, UnsupportedError
 from unspool.kernels.activations import Activation
-from unspool.kernels.cpu import BLOCK, quantise_rows
+from unspool.kernels.cpu import BLOCK, quantise
 from unspool.kernels.cpu.tiles import TILE
 from unspool.kernels.mx import MxWords
 from unspool.kernels.presence import runs_kernels
@@ -131,7 +131,7 @@ def _assemble_turned(
         return assembler.lay_out_mx(blocks.view(-1, size, BLOCK // 2)[rows], scales.view(-1, size)[rows], bias)
     weight = assembler.take(name, count, inputs, outputs).transpose(1, 2).reshape(-1, inputs)[rows]
     if assembler.packs(inputs) and outputs % TILE == 0:
-        return assembler.lay_out(quantise_rows(weight, "int4" if assembler.packing == "int4" else "int8"), bias)
+        return assembler.lay_out(quantise(weight, "int4" if assembler.packing == "int4" else "int8"), bias=bias)
     return Linear(weight, bias)
 
 

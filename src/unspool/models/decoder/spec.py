@@ -164,6 +164,7 @@ class DecoderSpec:
             num_heads=self.num_heads,
             embedding_size=self.embedding_size,
             max_context=self.max_context,
+            ends_at_context=self.num_positions is not None,
             window=self.window,
             layer_kinds=tuple(self.kind_of(i) for i in range(self.num_layers)),
             has_tied_embeddings=self.is_head_tied,

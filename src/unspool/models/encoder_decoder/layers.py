@@ -188,7 +188,7 @@ class _PairAssembly:
             return Linear(table.weight, bias)
         sizes = [f"{names.head}.weight"], [spec.decoder.vocab_size], spec.hidden_size
         if assembler.packs(spec.hidden_size):
-            return assembler.lay_out(assembler.pack(*sizes, fewest_bits=8), bias)
+            return assembler.lay_out(assembler.pack(*sizes, fewest_bits=8), bias=bias)
         return Linear(assembler.matrix(sizes[0][0], sizes[1][0], sizes[2]), bias)
 
     def _assemble_stack(

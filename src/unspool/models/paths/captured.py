@@ -23,7 +23,9 @@ import torch
 
 from unspool.cache import Cache
 from unspool.cache.places import Places
+from unspool.forks import make_lock
 from unspool.kernels.beam_choice import BeamSizes
+from unspool.kernels.by_thread import note_keeper
 from unspool.kernels.key_layout import KeyLayout
 from unspool.kernels.packing import Scheme
 from unspool.kernels.presence import SMALLEST_CAPABILITY, has_triton
@@ -87,10 +89,21 @@ class CapturedSteps:
         self._kept: list[torch.Tensor] = []
         self._kept_at: list[int] = []  # the addresses in the graphs
         self._seen: weakref.WeakSet[Places] = weakref.WeakSet()  # of passes since weights moved
-        self._lock = threading.Lock()
+        self._lock = make_lock(self, "_lock")
         self._sketch: CapturedSketch | None = None  # made by the first greedy steps that are launched together
         self._may_sketch = can_sketch_captured(weights.head)
         self._follow(iterate_tensors(weights))
+        note_keeper(self)
+
+    def forget_thread(self, thread: int) -> None:
+        """Drop the steps that a thread has captured, with their memory."""
+        with self._lock:
+            for key, steps in list(self._waiting.items()):
+                left = [step for step in steps if step.maker != thread]
+                if left:
+                    self._waiting[key] = left
+                else:
+                    del self._waiting[key]
 
     def _follow(self, weights: Iterable[torch.Tensor]) -> None:
         """Watch weights whose addresses graphs will have."""

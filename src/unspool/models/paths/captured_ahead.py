@@ -7,6 +7,7 @@ a decoder's prompt runs through, and the first step of one row.
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
+from unspool.forks import after_fork, make_lock
 from unspool.kernels.attention import attend
 from unspool.kernels.compiler_process import COMPILERS, has_cached_kernels
 from unspool.kernels.preparations import announce_preparation, end_preparation
@@ -28,10 +30,20 @@ from unspool.models.paths.captured_step import CapturedStep
 
 META: Final = torch.device("meta")
 _WARM_TOKENS: Final = 64
-_lock = threading.Lock()
+_lock = make_lock(sys.modules[__name__], "_lock")
 _importing: list[threading.Thread] = []  # what runs once, when Triton is asked for
-_is_imported = threading.Event()  # Triton itself is, or can't be
+_is_imported: threading.Event = threading.Event()  # Triton itself is, or can't be
 _prepared: set[Hashable] = set()
+
+
+def _end_waits(_module: object) -> None:
+    """In a forked child: what was being imported there never will be."""
+    global _is_imported
+    _is_imported = threading.Event()
+    _is_imported.set()
+
+
+after_fork(sys.modules[__name__], _end_waits)
 
 
 @runtime_checkable

@@ -11,11 +11,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from unspool.forks import make_lock
+from unspool.kernels.by_thread import note_keeper
 from unspool.kernels.sending import send
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
@@ -49,6 +51,7 @@ class _Captured:
     lengths: torch.Tensor | None
     states: torch.Tensor
     positions: torch.Tensor | None
+    maker: int = field(default_factory=threading.get_ident)  # the thread
 
 
 class CapturedEncoder:
@@ -72,7 +75,17 @@ class CapturedEncoder:
         self._pools: dict[int, Any] = {}  # of graphs that run one after the other: by stream
         self._noted: OrderedDict[Key, None] = OrderedDict()
         self._stream: torch.cuda.Stream | None = None
-        self._lock = threading.Lock()
+        self._lock = make_lock(self, "_lock")
+        note_keeper(self)
+
+    def forget_thread(self, thread: int) -> None:
+        """Drop the graphs that a thread has captured, with their memory."""
+        with self._lock:
+            for key in [key for key, held in self._graphs.items() if held.maker == thread]:
+                del self._graphs[key]
+            streams = {key[3] for key in self._graphs}
+            for stream in [stream for stream in self._pools if stream not in streams]:
+                del self._pools[stream]  # torch takes none again that no graph has any more
 
     @torch.no_grad()
     def run(self, given: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

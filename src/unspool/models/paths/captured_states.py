@@ -17,6 +17,8 @@ from typing import Any, Final
 import torch
 
 from unspool.cache import Cache, MambaCache
+from unspool.forks import make_lock
+from unspool.kernels.by_thread import note_keeper
 from unspool.kernels.presence import runs_kernels
 from unspool.models.mamba.weights import MambaLayer, MambaSpec, MambaWeights
 from unspool.models.weights import Linear, Norm, find_addresses, iterate_tensors
@@ -46,7 +48,14 @@ class CapturedStates:
         self._steps: OrderedDict[tuple[int, ...], CapturedStateStep] = OrderedDict()
         self._addresses = find_addresses(iterate_tensors(weights))  # in the graphs
         self._seen: weakref.ref[MambaCache] | None = None  # the last pass's cache
-        self._lock = threading.Lock()
+        self._lock = make_lock(self, "_lock")
+        note_keeper(self)
+
+    def forget_thread(self, thread: int) -> None:
+        """Drop the steps that a thread has captured, with their memory."""
+        with self._lock:
+            for key in [key for key, step in self._steps.items() if step.maker == thread]:
+                del self._steps[key]
 
     def explain_refusal(
         self, tokens: torch.Tensor | None, cache: Cache, counts: Sequence[int] | None, want: Want
@@ -227,7 +236,7 @@ class CapturedStateStep:
             wait_for_compilers,
         )
 
-        self._work = work
+        self._work, self.maker = work, threading.get_ident()
         wait_for_compilers()
         with compile_ahead():
             work.launch(buffers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -105,6 +106,7 @@ class CapturedStep:
                     2 * spec.num_kv_heads * spec.head_dim,
                 )
                 self._epilogue = make_epilogue(shape.epilogue, sizes, device)
+        self.maker = threading.get_ident()
         self._rows, self._shape, self._num_layers = rows, shape, spec.num_layers
         self._cap = spec.logit_softcap
         self._places: weakref.ref[Places] | None = None  # what is in the table; an unused step holds no keys

@@ -6,7 +6,6 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from unspool.cache import Span
 from unspool.errors import UnspoolError
+from unspool.forks import after_fork, make_lock
 from unspool.kernels.cpu import Library
 from unspool.kernels.cpu.library import CHUNK
 from unspool.kernels.cpu.structures import CJob, CModel, CPacking, CSteps, CStore, point
@@ -119,7 +119,17 @@ class LibraryCalls:
         self._spec = spec
         self._described = described
         self._library = library
-        self._lock = Lock()
+        self._lock = make_lock(self, "_lock")
+        after_fork(self, LibraryCalls._begin_anew)
+        self._left: list[Any] = []  # memory of calls that the process was forked in
+        self._take_memory()
+
+    def _begin_anew(self) -> None:
+        """In a forked child: a thread that is not there may have been writing into the memory, or this one is."""
+        self._left += [self._numbers, self._scratch, self._stretch]
+        self._take_memory()
+
+    def _take_memory(self) -> None:
         self._numbers = np.zeros((len(_NAMES), CHUNK), dtype=np.int32)
         self._number_rows = [int(row.ctypes.data) for row in self._numbers]
         self._scratch: torch.Tensor | None = None

@@ -11,6 +11,7 @@ from unspool.kernels.cpu import Library, find_library
 from unspool.kernels.cpu.library import CHUNK
 from unspool.kernels.cpu.structures import CLayer, CModel
 from unspool.kernels.cpu.tiles import TILE
+from unspool.kernels.torch_threads import one_thread
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import Stack
 from unspool.models.encoder_decoder.positions import DistanceBiases
@@ -40,7 +41,8 @@ class LibraryEncoder:
         library, copies = find_library(), self._products.find_copies()
         if library is None or not self._is_read(library, copies, len(x)):
             return None
-        model = self._describe(copies, max(lengths))
+        with one_thread(0):  # small operators
+            model = self._describe(copies, max(lengths))
         states, first = x.contiguous().clone(), 0
         for counts in _list_groups(lengths):
             library.encode(model, states[first : first + sum(counts)], counts)

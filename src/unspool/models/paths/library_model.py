@@ -21,6 +21,7 @@ from unspool.kernels.cpu.structures import (
     describe_matrix,
     point,
 )
+from unspool.kernels.torch_threads import one_thread
 from unspool.models.decoder.layers import DecoderWeights, Layer
 from unspool.models.decoder.mixture import Mixture
 from unspool.models.decoder.spec import DecoderSpec, MixtureSpec
@@ -112,11 +113,13 @@ class DescribedModel:
         self._forms = [_describe_form(tensor) for tensor in self._kept]
         self._tables: list[torch.Tensor]  # of positions, that layers point to
         self._tables_at: list[int]
+        self._is_changing = False  # what is half done is done again: a process may be forked in the middle of it
         self._describe()
 
     def _describe(self) -> None:
         """Build the C structs with the addresses of the weights."""
         spec, weights = self._spec, self._weights
+        self._is_changing = True
         has_limit = spec.mixture is not None and spec.mixture.gate_limit is not None
         self._layers = (CLayer * spec.num_layers)(
             *(self._describe_layer(index, layer) for index, layer in enumerate(weights.layers))
@@ -153,6 +156,7 @@ class DescribedModel:
             slopes=point(self._slopes),
             layers=self._layers,
         )
+        self._is_changing = False
 
     def _describe_layer(self, index: int, layer: Layer) -> CLayer:
         spec = self._spec
@@ -223,7 +227,11 @@ class DescribedModel:
         """Describe the decoder again if a tensor has moved: share_memory_(), set_() and torch's own pickling give a
         tensor other memory, and its old address may then be reused. Copies are dropped if what they hold is changed."""
         is_current = all(copy is None or copy.is_current() for copy in (self._narrow, self._sketch))
-        is_here = find_addresses(self._kept) == self._kept_at and find_addresses(self._tables) == self._tables_at
+        is_here = (
+            not self._is_changing
+            and find_addresses(self._kept) == self._kept_at
+            and find_addresses(self._tables) == self._tables_at
+        )
         if is_here and is_current and not self._may_narrow:
             return
         if [_describe_form(tensor) for tensor in self._kept] != self._forms:
@@ -231,11 +239,12 @@ class DescribedModel:
                 "weights of this model were given another shape, dtype or device in place; load the model again, or "
                 "use model.to()"
             )
-        self._narrow = NarrowCopies(list(self._list_products())) if self._may_narrow else None
-        self._may_narrow = False
-        self._may_sketch &= self._sketch is None
-        self._sketch = None
-        self._describe()
+        with one_thread(0):  # many small operators
+            self._narrow = NarrowCopies(list(self._list_products())) if self._may_narrow else None
+            self._may_narrow = False
+            self._may_sketch &= self._sketch is None
+            self._sketch = None
+            self._describe()
 
     def sketch_head(self) -> HeadSketch | None:
         """What finds the likeliest tokens without all logits, for the structs that were reached; None: nothing does."""
@@ -256,7 +265,8 @@ class DescribedModel:
         """The structs for a pass that reads positions below `stop`: the layers' position tables go that far."""
         self._follow_moves()
         if stop > self._room:
-            self._extend_tables(stop)
+            with one_thread(0):
+                self._extend_tables(stop)
         return self._model
 
     def take_first(self, num_layers: int) -> CModel:
@@ -266,6 +276,7 @@ class DescribedModel:
         return model
 
     def _extend_tables(self, stop: int) -> None:
+        self._is_changing = True
         tables: dict[LayerKind, torch.Tensor | None] = {}
         for index in range(self._spec.num_layers):
             kind = self._spec.kind_of(index)
@@ -277,6 +288,7 @@ class DescribedModel:
         self._tables_at = find_addresses(self._tables)
         if self._spec.rope is None:
             self._room = self._spec.max_context or (1 << 30)
+        self._is_changing = False
 
 
 def _describe_sizes(mixture: MixtureSpec | None) -> dict[str, Any]:

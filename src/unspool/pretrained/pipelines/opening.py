@@ -64,6 +64,8 @@ def pipeline(
             raise UnsupportedError(f"pipeline() can't take `{name}`: {reason}; leave it out")
     loading = {name: settings.pop(name) for name in _LOADING if name in settings}
     loading |= _read_device(device, loading) | _check_names(model_kwargs or {})
+    if task is not None and not isinstance(task, str):
+        raise SettingError(f"pipeline() takes a task's name first, not a {type(task).__name__}: {', '.join(_TASKS)}")
     model = DEFAULT_MODEL if model is None else model
     task = _find_task(model) if task is None else task
     known = "translation" if _is_translation(task) else task

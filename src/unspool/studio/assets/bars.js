@@ -61,14 +61,14 @@ function makeRow(one, token, settings, largest, onchoose, sum) {
   const isChosen = one.id === token.id;
   const isCut = one.cut_by !== null && one.cut_by !== undefined;
   const width = (value) => `${((value ?? 0) / largest) * 100}%`;
-  const after = isCut ? `cut by ${nameCut(one, token, settings)}` : `after the processors ${percent(one.p)}`;
-  const label = `${showToken(one.text)}, ${one.raw === null ? "" : `${percent(one.raw)}, `}${after}${isChosen ? ", written" : ""}`;
+  // The name of the button is what it shows, with words between that only a screen reader says.
+  const heard = (text) => el("span", { class: "sr" }, text);
+  const after = isCut ? ` by ${nameCut(one, token, settings)}` : " after the settings";
   return el(
     "button",
     {
       type: "button",
       class: `bar${isChosen ? " is-chosen" : ""}${isCut ? " is-cut" : ""}`,
-      "aria-label": isChosen ? label : `${label}; write on from it`,
       "aria-current": isChosen ? "true" : undefined,
       title: `token ${one.id}`,
       onclick: () => onchoose(one),
@@ -80,9 +80,16 @@ function makeRow(one, token, settings, largest, onchoose, sum) {
       one.raw === null ? null : el("span", { class: "bar-raw", vars: { "--width": width(one.raw) } }),
       el("span", { class: "bar-kept", vars: { "--width": width(one.p) } }),
     ),
-    el("span", { class: "bar-number raw" }, one.raw === null ? "" : percent(one.raw)),
-    el("span", { class: "bar-number kept" }, isCut ? "cut" : percent(one.p)),
-    sum === null ? null : el("span", { class: "bar-number sum" }, `${(sum * 100).toFixed(1)}`),
+    el(
+      "span",
+      { class: "bar-number raw" },
+      one.raw === null ? "" : [heard(", "), percent(one.raw), heard(" in the model")],
+    ),
+    el("span", { class: "bar-number kept" }, heard(", "), isCut ? "cut" : percent(one.p), heard(after)),
+    sum === null
+      ? null
+      : el("span", { class: "bar-number sum" }, heard(", sum "), `${(sum * 100).toFixed(1)}`, heard(" %")),
+    heard(isChosen ? ", written" : ", write on from it"),
   );
 }
 

@@ -1,8 +1,9 @@
 // Ways through a beam search: what greedy search would have written, what was returned, and where the two part.
 
-import { bestPath } from "./run.js";
+import { bestPath, endOfBest } from "./run.js";
 
-/** The places of greedy's tokens among the live beams, and the step at which it fell out (null if it never did). */
+/** The places of greedy's tokens among the live beams, and the step at which it fell out (null if it never did); where
+ * its text ended while beams went on, the `end` that it wrote. */
 export function greedyPath(run) {
   const path = [];
   let parent = null;
@@ -13,7 +14,10 @@ export function greedyPath(run) {
       const fits = (step === 0 || one.parent === parent) && (one.group ?? 0) === 0;
       if (fits && (best < 0 || one.sum_logprob > live[best].sum_logprob)) best = place;
     });
-    if (best < 0) return { path, fellAt: ended.some((one) => one.parent === parent) ? null : step };
+    const mine = ended.filter((one) => (step === 0 || one.parent === parent) && (one.group ?? 0) === 0);
+    if (best < 0) return { path, fellAt: mine.length ? null : step };
+    const end = mine.reduce((last, one) => (one.sum_logprob > (last?.sum_logprob ?? live[best].sum_logprob) ? one : last), null);
+    if (end) return { path, fellAt: null, end };
     path.push(best);
     parent = best;
   }
@@ -23,11 +27,17 @@ export function greedyPath(run) {
 /** Where the best beam leaves greedy's path: {step, greedy, best, before}, or null if it never does. */
 export function findParting(run) {
   const best = bestPath(run);
-  const { path, fellAt } = greedyPath(run);
-  for (let step = 0; step < Math.min(best.length, path.length); step += 1) {
-    if (best[step] === path[step]) continue;
+  const { path, fellAt, end = null } = greedyPath(run);
+  const bestEnd = endOfBest(run)?.node ?? null;
+  const nodesAt = (step) => ({
+    greedy: run.beams[step]?.live[path[step]] ?? (step === path.length ? end : null),
+    best: run.beams[step]?.live[best[step]] ?? (step === best.length ? bestEnd : null),
+  });
+  for (let step = 0; step <= Math.min(best.length, path.length); step += 1) {
+    const nodes = nodesAt(step);
+    if (nodes.greedy === null || nodes.best === null || nodes.greedy === nodes.best) continue;
     const before = step ? run.beams[step - 1].live[best[step - 1]].sum_logprob : 0;
-    return { step, greedy: run.beams[step].live[path[step]], best: run.beams[step].live[best[step]], before, fellAt };
+    return { step, ...nodes, before, fellAt };
   }
   return fellAt !== null && best.length > path.length
     ? {

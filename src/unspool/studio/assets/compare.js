@@ -6,7 +6,7 @@ import { el, button, replace, oncePerFrame } from "./dom.js";
 import { findPreset, presetSettings, PRESETS } from "./presets.js";
 import { readTokens, totalLogprob } from "./run.js";
 import { flowText } from "./text.js";
-import { newSeed, withSeed } from "./values.js";
+import { isDrawn, newSeed, withSeed } from "./values.js";
 import { count, number, shortValue } from "./wording.js";
 
 const MINE = "the settings of Write";
@@ -23,13 +23,14 @@ function settingsOf(column, mine, seed) {
 export class CompareView {
   element = el("div", { class: "compare" });
   onopen = () => {}; // (run)
+  onchange = () => {}; // another choice of columns
   #columns = [];
   #book;
   #readPrompt;
   #readSettings;
   #grid = el("div", { class: "compare-grid" });
   #verdict = el("p", { class: "verdict", role: "status" });
-  #add = button("Add a column", () => this.#addColumn(MINE), { class: "quiet" });
+  #add = button("Add a column", () => this.#addByHand(), { class: "quiet" });
   #draw = oncePerFrame(() => this.#update());
 
   constructor(book, readPrompt, readSettings) {
@@ -40,7 +41,7 @@ export class CompareView {
     const tools = el(
       "div",
       { class: "compare-tools" },
-      button("Compare", () => this.start(), { class: "primary", id: "compare-run" }),
+      button(["Compare ", el("kbd", {}, "Ctrl ↵")], () => this.start(), { class: "primary", id: "compare-run" }),
       this.#add,
       el(
         "p",
@@ -53,7 +54,7 @@ export class CompareView {
       el(
         "p",
         { class: "muted" },
-        "Prompt, length and seed are those on the left; each column decodes in its own way. Muted text is the same as in the first column; ⋔ is where a column leaves it.",
+        "Prompt, length and seed are those on the left; each column decodes in its own way, and one can have all settings on the left. Muted text is the same as in the first column; ⋔ is where a column leaves it.",
       ),
       tools,
       this.#verdict,
@@ -65,6 +66,18 @@ export class CompareView {
 
   get runs() {
     return this.#columns.map((one) => one.run).filter(Boolean);
+  }
+
+  /** The names of the settings on the left that change what the columns write; null if all do. */
+  get settingNames() {
+    if (this.#columns.some((one) => one.name === MINE)) return null;
+    const draws = this.#columns.some((one) => isDrawn(findPreset(one.name).settings));
+    return ["max_new_tokens", ...(draws ? ["seed"] : [])];
+  }
+
+  #addByHand() {
+    this.#addColumn(MINE);
+    if (this.#add.hidden) this.#columns.at(-1).select.focus();
   }
 
   #addColumn(name) {
@@ -79,7 +92,6 @@ export class CompareView {
     column.select = el(
       "select",
       {
-        "aria-label": "Settings of this column",
         onchange: (event) => {
           column.name = event.target.value;
           this.#describe(column);
@@ -88,17 +100,14 @@ export class CompareView {
       [MINE, ...PRESETS.map((one) => one.name)].map((one) => el("option", { value: one, selected: one === name }, one)),
     );
     column.about = el("p", { class: "muted small" });
-    column.remove = button("×", () => this.#removeColumn(column), {
-      class: "reset",
-      "aria-label": "Remove this column",
-    });
+    column.remove = button("×", () => this.#removeColumn(column), { class: "reset" });
     column.open = button("Open in Write", () => column.run && this.onopen(column.run), {
       class: "quiet small",
       hidden: true,
     });
     column.element = el(
       "section",
-      { class: "compare-column card", "aria-label": name },
+      { class: "compare-column card" },
       el("header", { class: "card-head" }, column.select, column.remove),
       column.about,
       column.text,
@@ -106,8 +115,8 @@ export class CompareView {
       column.open,
     );
     this.#columns.push(column);
-    this.#describe(column);
     this.#place();
+    this.#describe(column);
   }
 
   #removeColumn(column) {
@@ -115,6 +124,8 @@ export class CompareView {
     this.#columns = this.#columns.filter((one) => one !== column);
     this.#place();
     this.#draw();
+    this.onchange();
+    this.#add.focus();
   }
 
   #place() {
@@ -124,10 +135,19 @@ export class CompareView {
     );
     this.#add.hidden = this.#columns.length >= 4;
     for (const one of this.#columns) one.remove.hidden = this.#columns.length <= 2;
+    this.#columns.forEach((one, place) => this.#name(one, place + 1));
+  }
+
+  /** Names that tell columns apart which have the same settings. */
+  #name(column, num) {
+    column.element.setAttribute("aria-label", `Column ${num}: ${column.name}`);
+    column.select.setAttribute("aria-label", `Settings of column ${num}`);
+    column.remove.setAttribute("aria-label", `Remove column ${num}`);
+    replace(column.open, "Open", el("span", { class: "sr" }, ` column ${num}`), " in Write");
   }
 
   #describe(column) {
-    column.element.setAttribute("aria-label", column.name);
+    this.#name(column, this.#columns.indexOf(column) + 1);
     const settings = column.name === MINE ? null : findPreset(column.name).settings;
     column.about.textContent =
       settings === null
@@ -136,13 +156,14 @@ export class CompareView {
             .filter(([name]) => !["seed", "max_new_tokens"].includes(name))
             .map(([name, value]) => `${name} ${shortValue(value)}`)
             .join(" · ");
+    this.onchange();
   }
 
   /** Run all columns at once: the server decodes them together. */
   start() {
     let prompt, mine;
     try {
-      [prompt, mine] = [this.#readPrompt(), this.#readSettings()];
+      [prompt, mine] = [this.#readPrompt(), this.#readSettings(this.settingNames)];
     } catch (error) {
       this.#verdict.textContent = error.message;
       return;

@@ -1,6 +1,6 @@
 // What a strategy saw at one token: contrastive candidates, DoLa's layers, guidance, watermark, grammar, drafts.
 
-import { el } from "./dom.js";
+import { el, scroller } from "./dom.js";
 import { count, number, percent, showToken } from "./wording.js";
 
 export function strategyDetails(token) {
@@ -37,7 +37,7 @@ function drawContrastive({ alpha, candidates }) {
       { class: "muted small" },
       `The penalty is the likeness to the text so far. Score = (1 − α) × probability − α × penalty${alpha === undefined ? "" : `, α = ${alpha}`}; the highest is written.`,
     ),
-    table(["candidate", "probability", "penalty", "score"], rows),
+    table("Candidates", ["candidate", "probability", "penalty", "score"], rows),
   );
 }
 
@@ -57,7 +57,7 @@ function drawDola({ layer, divergences = [], guesses = [] }) {
   return part(
     "DoLa",
     el("p", { class: "muted small" }, `Layer ${layer} differs most from the last one, and is taken away from it.`),
-    table(["layer", "divergence", "its guess"], rows),
+    table("Layers", ["layer", "divergence", "its guess"], rows),
   );
 }
 
@@ -147,9 +147,9 @@ function meter(share, label) {
   return el("span", { class: "meter", role: "img", "aria-label": label, vars: { "--width": width } });
 }
 
-function table(heads, rows) {
-  return el(
-    "div",
+function table(label, heads, rows) {
+  return scroller(
+    label,
     { class: "scroll" },
     el(
       "table",

@@ -51,7 +51,7 @@ export function askForKey(wasWrong) {
 
 const KEYS = [
   ["Ctrl + Enter", "write"],
-  ["Esc", "stop writing; let go of a token"],
+  ["Esc", "stop writing; leave a field; let go of a token"],
   ["/", "go to the prompt"],
   ["s", "find a setting"],
   ["t", "go to the text; arrow keys move, Enter opens a token"],
@@ -61,6 +61,31 @@ const KEYS = [
   ["?", "this list"],
 ];
 
+const KEYS_KEPT = "unspool-keys";
+let keysAreOn = readKeys();
+
+function readKeys() {
+  try {
+    return localStorage.getItem(KEYS_KEPT) !== "off";
+  } catch {
+    return true; // a page may have no storage
+  }
+}
+
+/** Whether single letters act: people who speak their input, or shake, switch them off. */
+export function areKeysOn() {
+  return keysAreOn;
+}
+
+function switchKeys(isOn) {
+  keysAreOn = isOn;
+  try {
+    localStorage.setItem(KEYS_KEPT, isOn ? "on" : "off");
+  } catch {
+    // then it holds for this page
+  }
+}
+
 export function showKeys() {
   openDialog(
     "Keyboard",
@@ -68,6 +93,17 @@ export function showKeys() {
       "dl",
       { class: "keys" },
       KEYS.map(([keys, what]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, what)]),
+    ),
+    el(
+      "label",
+      { class: "keys-on" },
+      el("input", {
+        type: "checkbox",
+        id: "keys-on",
+        checked: areKeysOn(),
+        onchange: (event) => switchKeys(event.target.checked),
+      }),
+      " Keys without Ctrl act, outside of fields",
     ),
   );
 }

@@ -35,6 +35,11 @@ export function button(label, onclick, more = {}) {
   return el("button", { type: "button", onclick, ...more }, label);
 }
 
+/** A box that may be wider or higher than its place; keys scroll it while it has the focus. */
+export function scroller(label, more, ...children) {
+  return el("div", { tabindex: "0", role: "group", "aria-label": label, ...more }, ...children);
+}
+
 /** A card: a section with a heading, something beside the heading, and a body. */
 export function card(title, { id, aside = [], kind = "" } = {}, ...children) {
   const heading = el("h2", { id: `${id}-title` }, title);

@@ -13,7 +13,7 @@ export class DraftView {
   #drawn = 0;
   #verdict = el("p", { class: "verdict" });
   #gauge = el("div", { class: "gauge", role: "img" });
-  #list = el("ol", { class: "rounds" });
+  #list = el("ol", { class: "rounds", tabindex: "0", "aria-label": "Rounds" });
 
   constructor() {
     const legend = el(

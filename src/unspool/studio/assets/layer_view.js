@@ -1,6 +1,6 @@
 // DoLa along the text: for each token how far each early layer is from the last one, and which was contrasted.
 
-import { el, svg, replace } from "./dom.js";
+import { el, svg, replace, scroller } from "./dom.js";
 import { number, shorten, showToken } from "./wording.js";
 
 const CELL = 26;
@@ -12,7 +12,7 @@ export class LayerView {
   element = el("div", { class: "layer-view" });
   onselect = () => {};
   #verdict = el("p", { class: "verdict" });
-  #scroll = el("div", { class: "scroll" });
+  #scroll = scroller("Layers along the text", { class: "scroll" });
 
   constructor() {
     const legend = el(

@@ -5,7 +5,7 @@ import { Book } from "./book.js";
 import { asCommand, asCurl, asPython } from "./code.js";
 import { CompareView } from "./compare.js";
 import { Composer } from "./composer.js";
-import { askForKey, copyText, showCode, showKeys } from "./dialogs.js";
+import { askForKey, areKeysOn, copyText, showCode, showKeys } from "./dialogs.js";
 import { button, el, replace } from "./dom.js";
 import { fillPage, readFragment, readRuns, saveFile, writeFragment, writeRuns } from "./keep.js";
 import { FIRST_PRESET, PRESETS, findPreset, presetSettings } from "./presets.js";
@@ -27,6 +27,12 @@ function say(text) {
 /** Whether everything stands in one column, as on a phone. */
 function isNarrow() {
   return matchMedia("(max-width: 860px)").matches;
+}
+
+/** Whether letters that are typed belong to an element: to a field, not to a slider or a box to tick. */
+function takesLetters(one) {
+  if (one.isContentEditable || /^(TEXTAREA|SELECT)$/.test(one.tagName)) return true;
+  return one.tagName === "INPUT" && !["checkbox", "range", "radio", "button"].includes(one.getAttribute("type"));
 }
 
 function makeHeader(...tools) {
@@ -66,6 +72,8 @@ class Studio {
     PRESETS.map((one) => el("option", { value: one.name }, one.name)),
   );
   #about = el("p", { class: "muted small", id: "preset-about" });
+  #presetField = el("div", { class: "field" }, el("label", { for: "preset" }, "Preset"), this.#preset);
+  #reset = button("Reset all", () => this.form.write({}), { class: "quiet small" });
   #write = button(["Write ", el("kbd", {}, "Ctrl ↵")], () => this.write(), { class: "primary", id: "write" });
   #stop = button("Stop", () => this.stop(), { id: "stop", hidden: true });
   #fault = el("p", { class: "fault", role: "alert", hidden: true });
@@ -74,6 +82,7 @@ class Studio {
       role: "tab",
       id: `tab-${name}`,
       "aria-controls": `pane-${name}`,
+      onkeydown: (event) => this.#turnTab(event),
     }),
   );
 
@@ -83,8 +92,9 @@ class Studio {
     this.compare = new CompareView(
       book,
       () => ({ ...this.#model(), ...this.composer.read() }),
-      () => this.form.read(),
+      (names) => this.form.read(names),
     );
+    this.compare.onchange = () => this.#offer();
     this.compare.onopen = (run) => {
       book.show(run.id);
       this.showTab("write");
@@ -107,7 +117,7 @@ class Studio {
       el(
         "div",
         { class: "card" },
-        el("div", { class: "field" }, el("label", { for: "preset" }, "Preset"), this.#preset),
+        this.#presetField,
         this.#about,
         this.composer.element,
         this.#fault,
@@ -118,7 +128,7 @@ class Studio {
         { class: "card settings-card", open: !isNarrow() },
         el("summary", {}, el("h2", {}, "Settings")),
         this.form.element,
-        button("Reset all", () => this.form.write({}), { class: "quiet small" }),
+        this.#reset,
       ),
     );
     const keep = el(
@@ -157,7 +167,6 @@ class Studio {
 
   #start() {
     if (!this.#readLink()) this.usePreset(FIRST_PRESET);
-    this.composer.focus();
   }
 
   #readLink() {
@@ -189,9 +198,30 @@ class Studio {
     for (const tab of this.#tabs) {
       const isShown = tab.id === `tab-${name}`;
       tab.setAttribute("aria-selected", String(isShown));
+      tab.tabIndex = isShown ? 0 : -1; // arrow keys lead to the other
       this.panes[tab.id.slice(4)].hidden = !isShown;
     }
     document.body.dataset.tab = name;
+    this.#write.hidden = name === "compare"; // one button is the primary one
+    this.#complain("");
+    this.#offer();
+  }
+
+  #turnTab(event) {
+    const names = ["write", "compare"];
+    const at = names.indexOf(document.body.dataset.tab);
+    const to = { ArrowRight: 1 - at, ArrowLeft: 1 - at, Home: 0, End: 1 }[event.key];
+    if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    this.showTab(names[to]);
+    this.#tabs[to].focus();
+  }
+
+  /** Show the settings, and the preset, where they have an effect on what is run from this tab. */
+  #offer() {
+    const names = document.body.dataset.tab === "compare" ? this.compare.settingNames : null;
+    this.form.offer(names);
+    this.#presetField.hidden = this.#about.hidden = this.#reset.hidden = names !== null;
   }
 
   // --- writing -------------------------------------------------------------------------------------------------------
@@ -228,6 +258,8 @@ class Studio {
   }
 
   #hear(kind, run) {
+    if (document.activeElement === this.#stop && !book.isBusy)
+      (this.#write.hidden ? document.getElementById("compare-run") : this.#write).focus();
     this.#stop.hidden = !book.isBusy;
     if (kind !== "ended") return;
     const num = count(readTokens(run).length, "token");
@@ -307,6 +339,8 @@ class Studio {
 
   // --- keys ----------------------------------------------------------------------------------------------------------
   #press(event) {
+    // An input method has the keys until a word is chosen, and an open dialog until it is closed.
+    if (event.isComposing || event.keyCode === 229 || document.querySelector("dialog[open]")) return undefined;
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       return document.body.dataset.tab === "compare" ? this.compare.start() : this.write();
@@ -314,12 +348,17 @@ class Studio {
     if (event.key === "Escape" && book.isBusy) return this.stop();
     if (event.key === "Escape" && this.view.inspector.element.contains(event.target))
       return this.view.text.element.focus();
-    const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]");
-    if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return undefined;
+    const isTyping = takesLetters(event.target);
+    if (event.key === "Escape" && isTyping && !(event.target.type === "search" && event.target.value))
+      return event.target.blur(); // so that keys act again
+    if (isTyping || !areKeysOn() || event.ctrlKey || event.metaKey || event.altKey) return undefined;
     const act = {
       "/": () => this.composer.focus(),
-      s: () => document.getElementById("settings-search").focus(),
-      t: () => this.view.text.element.focus(),
+      s: () => this.#findSetting(),
+      t: () => {
+        this.showTab("write");
+        this.view.text.element.focus();
+      },
       w: () => this.showTab("write"),
       c: () => this.showTab("compare"),
       "?": showKeys,
@@ -331,7 +370,14 @@ class Studio {
     return act();
   }
 
+  #findSetting() {
+    document.querySelector(".settings-card").open = true;
+    const search = document.getElementById("settings-search");
+    (search.hidden ? document.getElementById("set-max_new_tokens") : search).focus();
+  }
+
   #turn(way) {
+    this.showTab("write");
     const ids = [...book.runs.keys()];
     const next = ids[ids.indexOf(book.shown) + way];
     if (next !== undefined) book.show(next);

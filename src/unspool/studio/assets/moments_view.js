@@ -1,7 +1,7 @@
 // Strategies shown by their moments: the tokens at which guidance, contrastive search, a grammar or a watermark
 // made a difference.
 
-import { el, button, replace } from "./dom.js";
+import { el, button, replace, scroller } from "./dom.js";
 import { count, number, percent, showToken } from "./wording.js";
 
 const MOST = 40;
@@ -83,8 +83,8 @@ export function drawMoments(kind, tokens, element, onselect) {
     element,
     el("p", { class: "verdict" }, kind.say(rows.length, relevant.length, relevant)),
     rows.length
-      ? el(
-          "div",
+      ? scroller(
+          `Tokens: ${kind.id}`,
           { class: "scroll" },
           el(
             "table",

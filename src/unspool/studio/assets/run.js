@@ -117,6 +117,7 @@ function asToken(run, step, node, before) {
     text: node.text,
     delta: node.text,
     logprob: node.sum_logprob === undefined ? null : node.sum_logprob - before,
+    raw_logprob: node.raw_logprob ?? null, // the model's own, before the processors
     rank: null,
     ms: run.beams[step].ms,
     beam: { step, score: node.score, progress: node.progress ?? null, group: node.group },

@@ -33,6 +33,7 @@ export class SettingsForm {
   #values = {}; // what is set; everything else is the server's default
   #faults = new Map();
   #rows = new Map();
+  #offered = null; // names of the settings that are shown; null for all
   #chips = el("ul", { class: "chips", "aria-label": "Settings that are set" });
   #search = el("input", {
     type: "search",
@@ -67,10 +68,25 @@ export class SettingsForm {
     this.#showChips();
   }
 
-  /** The settings to send; throws an Error for one that can't be read. */
-  read() {
-    for (const [, message] of this.#faults) throw new Error(message);
-    return { ...this.#values };
+  /** The settings to send, or those of some names; throws an Error for one that can't be read. */
+  read(names = null) {
+    const isWanted = (name) => names === null || names.includes(name);
+    for (const [name, message] of this.#faults) if (isWanted(name)) throw new Error(message);
+    return Object.fromEntries(Object.entries(this.#values).filter(([name]) => isWanted(name)));
+  }
+
+  /** Show the settings of these names alone, or all of them for null; what is set stays set. */
+  offer(names) {
+    if (JSON.stringify(names) === JSON.stringify(this.#offered)) return;
+    this.#offered = names;
+    this.#search.hidden = names !== null;
+    if (names !== null) this.#search.value = "";
+    this.#filter();
+    this.#showChips();
+  }
+
+  #isOffered(name) {
+    return this.#offered === null || this.#offered.includes(name);
   }
 
   get values() {
@@ -119,7 +135,11 @@ export class SettingsForm {
     const help = el("p", { class: "help", id: `help-${name}` }, describe(parameter));
     const fault = el("p", { class: "fault", id: `fault-${name}`, role: "alert", hidden: true });
     const control = makeControl(parameter, (text) => this.#take(parameter, text));
-    const reset = button("×", () => this.#set(name, undefined), {
+    const clear = () => {
+      this.#set(name, undefined);
+      element.querySelector(`#set-${name}`).focus();
+    };
+    const reset = button("×", clear, {
       class: "reset",
       "aria-label": `Reset ${name}`,
       hidden: true,
@@ -178,25 +198,31 @@ export class SettingsForm {
   }
 
   #showChips() {
+    const place = [...this.#chips.children].findIndex((one) => one.contains(document.activeElement));
     replace(
       this.#chips,
-      Object.entries(this.#values).map(([name, value]) =>
-        el(
-          "li",
-          { class: "chip" },
-          el("span", { class: "chip-name" }, name),
-          el("span", { class: "chip-value" }, shortValue(value)),
-          button("×", () => this.#set(name, undefined), { "aria-label": `Reset ${name}` }),
+      Object.entries(this.#values)
+        .filter(([name]) => this.#isOffered(name))
+        .map(([name, value]) =>
+          el(
+            "li",
+            { class: "chip" },
+            el("span", { class: "chip-name" }, name),
+            el("span", { class: "chip-value" }, shortValue(value)),
+            button("×", () => this.#set(name, undefined), { "aria-label": `Reset ${name}` }),
+          ),
         ),
-      ),
     );
+    // The button that was pressed is gone: the focus goes to the next one.
+    if (place >= 0)
+      ((this.#chips.children[place] ?? this.#chips.lastElementChild)?.querySelector("button") ?? this.#search).focus();
   }
 
   #filter() {
     const wanted = this.#search.value.trim().toLowerCase().replaceAll("-", "_").replaceAll(" ", "_");
     for (const [name, row] of this.#rows) {
       const fits = name.includes(wanted) || row.parameter.help.toLowerCase().replaceAll(" ", "_").includes(wanted);
-      row.element.hidden = wanted !== "" && !fits;
+      row.element.hidden = !this.#isOffered(name) || (wanted !== "" && !fits);
     }
     for (const group of this.element.querySelectorAll("details")) {
       const some = [...group.querySelectorAll(".setting")].some((one) => !one.hidden);

@@ -96,6 +96,9 @@ export class TokenText {
     const extra = `${token.byHand ? " by-hand" : ""}${PARTIAL.test(token.text) ? " partial" : ""}${place === this.#marked ? " is-selected" : ""}`;
     span.className = `t ${of(token)}${extra}`;
     span.setAttribute("role", "option");
+    span.setAttribute("aria-selected", String(place === this.#marked));
+    // A space has no letters that could name it.
+    if (span.textContent.trim() === "") span.setAttribute("aria-label", showToken(token.text));
   }
 
   #block(token) {
@@ -141,7 +144,7 @@ export class TokenText {
   #mark(place) {
     if (this.#marked !== null) {
       this.#spans[this.#marked]?.classList.remove("is-selected");
-      this.#spans[this.#marked]?.removeAttribute("aria-selected");
+      this.#spans[this.#marked]?.setAttribute("aria-selected", "false");
       this.#spans[this.#marked]?.removeAttribute("id");
     }
     this.#marked = place;

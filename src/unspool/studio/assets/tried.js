@@ -11,12 +11,14 @@ export class TriedTree {
   onshow = () => {};
 
   draw(book) {
+    const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.run : undefined;
     const children = new Map();
     for (const run of book.runs.values()) {
       const above = run.parent?.run ?? null;
       children.set(above, [...(children.get(above) ?? []), run]);
     }
     replace(this.element, this.#list(children, null, book.shown));
+    if (focused !== undefined) this.element.querySelector(`[data-run="${focused}"]`)?.focus();
   }
 
   #list(children, above, shown) {
@@ -49,7 +51,7 @@ export class TriedTree {
         ),
       ],
       () => this.onshow(run.id),
-      { class: "tried-run", "aria-current": run.id === shown ? "true" : undefined },
+      { class: "tried-run", data: { run: run.id }, "aria-current": run.id === shown ? "true" : undefined },
     );
   }
 }

@@ -19,11 +19,17 @@ export class WriteView {
   #ribbons = new Ribbons();
   #ribbonsAt = 0;
   #tried = new TriedTree();
-  #title = el("h2", { id: "text-title" }, "The text");
+  #title = el("h2", {}, "The text");
   #status = el("span", { class: "status" });
   #colours = el("select", { id: "colour", onchange: (event) => this.#chooseColour(event.target.value) });
   #legend = el("p", { class: "legend", id: "legend" });
-  #prompt = el("div", { class: "prompt-shown", dir: "auto" });
+  #prompt = el("div", {
+    class: "prompt-shown",
+    dir: "auto",
+    tabindex: "0",
+    role: "group",
+    "aria-label": "What was sent",
+  });
   #notice = el("div", { class: "notice", role: "alert", hidden: true });
   #ribbonCard = card("Along the text", { id: "view-ribbons", kind: "wide" }, this.#ribbons.element);
   #triedCard = card("What was tried", { id: "view-tried" }, this.#tried.element);
@@ -36,7 +42,7 @@ export class WriteView {
     this.element.append(
       el(
         "section",
-        { class: "card text-card", "aria-labelledby": "text-title" },
+        { class: "card text-card", "aria-label": "The text" },
         el("header", { class: "card-head" }, el("div", {}, this.#title, this.#status), colour),
         this.#prompt,
         this.text.element,
@@ -54,7 +60,10 @@ export class WriteView {
     this.#ribbons.onselect = this.#strategy.onselect = (index) => this.pin(index);
     this.#strategy.beams.onbranch = (run, tokens, text) => this.#branch(() => book.branchFrom(run, tokens, text));
     this.inspector.onbranch = (run, index, one) => this.#branch(() => book.branch(run, index, one));
-    this.inspector.onclose = () => this.text.pin(null);
+    this.inspector.onclose = () => {
+      this.text.pin(null);
+      this.text.element.focus(); // the button that was pressed is not shown any more
+    };
     this.#tried.onshow = (id) => book.show(id);
     book.listen((kind, run) => this.#hear(kind, run));
     this.#show();
@@ -183,7 +192,7 @@ export class WriteView {
       el("span", {}, `${words[run.status] ?? ""}${came}`),
       canResume
         ? button(tokens.length ? "Resume" : "Try again", () => this.#branch(() => this.#book.resume(run)), {
-            class: "primary small",
+            class: "small",
             id: "resume",
           })
         : null,

@@ -128,6 +128,7 @@ static void check_threads(whole *w, size_t n) {
 #include "check_passes.h"
 #include "check_sketch.h"
 #include "check_encoder.h"
+#include "check_layouts.h"
 
 /* Let the shared keys of a run be packed ones: so many positions of each row, in some layers from the row's base on. */
 static void pack_keys(const us_model *m, us_job *job, int32_t rows, int32_t block, const int32_t *packed, const int32_t *bases) {
@@ -373,6 +374,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < rounds; i++) check_encoder();
     for (int i = 0; i < rounds; i++) check_halves();
     for (int i = 0; i < rounds; i++) check_marks();
-    printf("%d products, runs, encoders, halves, marks and masks each on %s: %d wrong\n", rounds, us_available(), num_wrong);
+    for (int i = 0; i < 10 * rounds; i++) check_layout(), check_quantised();
+    printf("%d products, runs, encoders, halves, marks, masks and layouts each on %s: %d wrong\n", rounds, us_available(), num_wrong);
     return num_wrong > 0;
 }

@@ -110,7 +110,9 @@ static void check_contexts(const char *set) {
     const uint64_t seed = (uint64_t)next() << 32 | next();
     for (int32_t i = 0; i < (rows - 1) * stride + columns; i++) ids[i] = below(vocab);
     for (int32_t row = 0; pads && row < rows; row++) pads[row] = below(columns);
-    us_read_contexts(ids, pads, rows, stride, start, num_tokens, width, first, seed, mixes, states, repeated);
+    int64_t *firsts = below(2) ? keep(get(sizeof(int64_t) * (size_t)rows)) : NULL;
+    for (int32_t row = 0; firsts && row < rows; row++) firsts[row] = below(columns + 3);
+    us_read_contexts(ids, pads, firsts, rows, stride, start, num_tokens, width, first, seed, mixes, states, repeated);
     for (int32_t row = 0; row < rows; row++) {
         int64_t text[80] = {0}; /* five zeros before it */
         for (int32_t i = 0; i < num_tokens; i++) text[5 + i] = pads && start + i < pads[row] ? 0 : ids[row * stride + start + i];
@@ -119,7 +121,7 @@ static void check_contexts(const char *set) {
             hash = mixes ? mix_plainly(hash + ((uint64_t)text[5 + i] + 1) * 0x9e3779b97f4a7c15u)
                          : (hash + (uint64_t)text[5 + i]) * 6364136223846793005u + 1;
         int is_repeated = 0;
-        for (int32_t w = first; w < num_tokens; w++)
+        for (int64_t w = firsts ? firsts[row] : first; w < num_tokens; w++)
             is_repeated |= !memcmp(text + 5 + w - width, text + 5 + num_tokens - width, sizeof(int64_t) * (size_t)width);
         expect(states[row] == (int64_t)hash && repeated[row] == is_repeated, "contexts", set);
     }

@@ -13,6 +13,7 @@
 
 /* Nanoseconds. */
 #define LEAST_MISSED 1000000   /* less than this means nothing: a thread was asleep, say */
+#define LEAST_WITHIN 3000000   /* within a call: about what a core is lent for */
 #define SHORTEST_PAUSE 20000000 /* until a call is tried with all threads */
 #define LONGEST_PAUSE 1000000000
 
@@ -29,6 +30,9 @@ static inline int32_t us_choose_size(const us_crowding *c, int32_t most, int64_t
 /* Whether threads that had no core for `missed` nanoseconds together, of `spent` that have passed, held each other up for a
  * quarter of them. */
 static inline int us_is_crowded(int64_t missed, int64_t spent) { return missed > LEAST_MISSED && missed > spent / 4; }
+
+/* The same, so clearly that a call goes on with fewer. A pass has hundreds of meetings, each of which may wait that long. */
+static inline int us_is_crowded_within(int64_t missed, int64_t spent) { return missed > LEAST_WITHIN && us_is_crowded(missed, spent); }
 
 /* Note how a call of `size` threads went, of `most` that it could have had. */
 static inline void us_note_call(us_crowding *c, int32_t size, int32_t most, int64_t missed, int64_t spent, int64_t now) {

@@ -40,9 +40,13 @@ static void run_encoder(const void *argument, int32_t thread, us_team *team) {
     int64_t first, last;
     split(job->num_tokens, thread, team->size, &first, &last);
     const size_t begin = (size_t)first * (size_t)m->hidden, count = (size_t)(last - first) * (size_t)m->hidden;
-    memcpy(r.scratch.x + begin, job->states + begin, sizeof(float) * count);
+    const int32_t from = task->progress->first;
+    if (!from) memcpy(r.scratch.x + begin, job->states + begin, sizeof(float) * count);
     us_meet(team);
-    for (int32_t l = 0; l < m->num_layers; l++) encode_layer(&r, task, m->layers + l);
+    for (int32_t l = from; l < m->num_layers; l++) {
+        encode_layer(&r, task, m->layers + l);
+        if (stops_behind(&r, l, task->progress)) return;
+    }
     for (int64_t row = first; row < last; row++)
         normalise(&m->final_norm, r.scratch.x + row * m->hidden, m->hidden, job->states + row * m->hidden);
 }

@@ -30,13 +30,22 @@ typedef struct {
     us_task normalise;  /* argument: us_normalise_task */
     us_task halves;     /* argument: us_halves_task */
     us_task widen;      /* argument: us_widen_task */
+    us_task sums;       /* argument: us_sums_task */
     us_task attend;     /* argument: us_attend_task */
     us_task encoder;    /* argument: us_encoder_task */
 } us_kernels;
 
+/* Where a pass that several threads make goes on after one of them had no core: from a layer on, with fewer of them. */
+typedef struct {
+    int32_t first; /* the layer that this call begins with */
+    int32_t next;  /* the layer that the next call begins with; WHOLE: no call follows */
+} us_progress;
+enum { WHOLE = -1 };
+
 typedef struct {
     const us_model *model;
     const us_job *job;
+    us_progress *progress;
 } us_run_task;
 
 /* Floats of a thread's working memory for one head of a source (source_attention.h). */
@@ -53,14 +62,22 @@ typedef struct {
     const int32_t *lengths; /* num_sources */
     float *rooms;           /* for each thread, this far apart */
     size_t room_size;
+    us_progress *progress;
 } us_encoder_task;
 
 typedef struct {
     const us_model *model;
     const us_job *job;
     us_steps *steps;
-    int32_t *pauses; /* set: the steps go on with another number of threads */
+    us_progress *progress;
 } us_steps_task;
+
+typedef struct {
+    const void *const *at; /* num_tensors rows of numbers */
+    const int64_t *counts;
+    int32_t num_tensors, size; /* bytes of a number: 1, 2 or 4 */
+    uint64_t *sums;
+} us_sums_task;
 
 typedef struct {
     const us_matrix *matrix;
@@ -195,6 +212,7 @@ typedef struct {
 typedef struct {
     const int64_t *ids;  /* rows of tokens, `stride` apart; the text is `num_tokens` from column `start` on */
     const int64_t *pads; /* rows: columns that are read as zeros; or NULL */
+    const int64_t *firsts; /* rows: the first windows that count; or NULL: `first` for all */
     int64_t rows, stride;
     int32_t start, num_tokens, width, first;
     uint64_t seed;
@@ -347,14 +365,14 @@ struct us_team {
     _Alignas(64) atomic_llong worked; /* nanoseconds that its threads have had a core for since, as far as they have noted it */
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int phase;
+    int is_late; /* what us_meet_late last said */
 };
 
 int32_t us_gather(int32_t threads);                 /* take the team for one call; how many it really has */
 void us_do(us_task task, const void *argument);      /* let all of them work, and give the team back */
 void us_leave(void);                                 /* give it back without work */
 void us_meet(us_team *team);                         /* wait for all threads of the team */
-void us_note_time(us_team *team);                    /* count what the calling thread has worked since it last did */
-int us_is_late(us_team *team);                       /* whether they lack cores so much that fewer would do better (crowding.h) */
+int us_meet_late(us_team *team);                     /* the same; whether they lack cores so much that fewer would do better (crowding.h) */
 
 extern const us_kernels us_plain;
 #if defined(__aarch64__)

@@ -14,6 +14,7 @@ static void split(int64_t count, int32_t thread, int32_t size, int64_t *first, i
 #include "norms.h"
 #include "floats.h"
 #include "products.h"
+#include "bit_sums.h"
 #include "halves.h"
 #include "half_attention.h"
 
@@ -165,8 +166,6 @@ static void run_layer(run *r, int32_t l) {
     feed(r, layer);
 }
 
-#include "encoder.h"
-
 static void embed(run *r) {
     const us_model *m = r->model;
     const us_job *job = r->job;
@@ -274,7 +273,17 @@ static void keep_early(run *r, int32_t l) {
                    sizeof(float) * H);
 }
 
-static void run_pass(const us_model *model, const us_job *job, int32_t thread, us_team *team) {
+/* Whether the pass stops behind a layer, to go on with fewer threads. All of them say the same. */
+static int stops_behind(const run *r, int32_t layer, us_progress *progress) {
+    if (layer + 1 == r->model->num_layers || !us_meet_late(r->team)) return 0;
+    if (!r->thread) progress->next = layer + 1; /* read when all have left */
+    return 1;
+}
+
+#include "encoder.h"
+
+/* A pass from a layer on; whether it was made to its end. */
+static int run_pass(const us_model *model, const us_job *job, int32_t first, us_progress *progress, int32_t thread, us_team *team) {
     const int32_t KV = model->num_kv_heads, tokens = job->num_tokens;
     const int32_t most = job->most_keys > job->most_source ? job->most_keys : job->most_source;
     run r = {
@@ -291,17 +300,19 @@ static void run_pass(const us_model *model, const us_job *job, int32_t thread, u
     };
     for (int which = 0; which < 2; which++)
         r.tiles.numbers[which] = r.scratch.tiles + (size_t)(2 * thread + which) * US_PART * (size_t)model->head_dim;
-    embed(&r);
-    for (int32_t l = 0; l < r.model->num_layers; l++) {
+    if (!first) embed(&r);
+    for (int32_t l = first; l < r.model->num_layers; l++) {
         keep_early(&r, l);
         run_layer(&r, l);
+        if (stops_behind(&r, l, progress)) return 0;
     }
     finish(&r);
+    return 1;
 }
 
 static void run_once(const void *argument, int32_t thread, us_team *team) {
     const us_run_task *task = argument;
-    run_pass(task->model, task->job, thread, team);
+    run_pass(task->model, task->job, task->progress->first, task->progress, thread, team);
 }
 
 /* Whether no step follows one that chose these tokens. */
@@ -318,9 +329,9 @@ static void run_steps(const void *argument, int32_t thread, us_team *team) {
     const us_steps_task *task = argument;
     const us_job *job = task->job;
     us_steps *steps = task->steps;
-    for (int32_t step = steps->num_done + 1;; step++) {
-        run_pass(task->model, job, thread, team);
-        if (team->size > 1) us_note_time(team);
+    int32_t first = task->progress->first;
+    for (int32_t step = steps->num_done + 1;; step++, first = 0) {
+        if (!run_pass(task->model, job, first, task->progress, thread, team)) return;
         us_meet(team); /* the tokens are chosen */
         const int is_last = step == steps->num_steps || ends_here(steps, job->likeliest, job->num_tokens);
         if (!thread)
@@ -334,9 +345,10 @@ static void run_steps(const void *argument, int32_t thread, us_team *team) {
                 steps->own_places[row]++;
             }
         if (is_last) return;
-        if (!thread) *task->pauses = us_is_late(team);
-        us_meet(team); /* they stand where the next step reads them */
-        if (*task->pauses) return;
+        if (us_meet_late(team)) { /* they stand where the next step reads them */
+            if (!thread) task->progress->next = 0;
+            return;
+        }
     }
 }
 
@@ -368,4 +380,4 @@ static void run_product(const void *argument, int32_t thread, us_team *team) {
 #define QUOTED(a) TEXT(a)
 const us_kernels NAMED(us_, US_NAME) = {QUOTED(US_NAME), run_once, run_steps, run_product, run_first, run_lists, run_listed, run_marked, run_tournament,
                                          run_contexts, run_draws, run_row_draws, run_own_lists, run_ranks, run_normalise, run_halves,
-                                         run_widen, run_attend, run_encoder};
+                                         run_widen, run_sums, run_attend, run_encoder};

@@ -101,19 +101,28 @@ int64_t us_product_bytes(const us_matrix *matrix, int32_t num_rows) {
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
+/* Whether another call has to follow; where it begins. */
+static int goes_on(us_progress *progress) {
+    const int is_whole = progress->next == WHOLE;
+    *progress = (us_progress){.first = progress->next, .next = WHOLE};
+    return !is_whole;
+}
+
 void us_run(const us_model *model, const us_job *job, int32_t threads) {
-    us_gather(threads);
-    us_do(kernels()->run, &(us_run_task){model, job});
+    us_progress progress = {.next = WHOLE};
+    do {
+        us_gather(threads);
+        us_do(kernels()->run, &(us_run_task){model, job, &progress});
+    } while (goes_on(&progress));
 }
 
 void us_run_steps(const us_model *model, const us_job *job, us_steps *steps, int32_t threads) {
-    int32_t pauses;
+    us_progress progress = {.next = WHOLE};
     steps->num_done = 0;
     do {
-        pauses = 0;
         us_gather(threads);
-        us_do(kernels()->steps, &(us_steps_task){model, job, steps, &pauses});
-    } while (pauses);
+        us_do(kernels()->steps, &(us_steps_task){model, job, steps, &progress});
+    } while (goes_on(&progress));
 }
 
 int64_t us_encoder_bytes(const us_model *model, int32_t num_tokens, int32_t threads, int32_t longest) {
@@ -131,9 +140,12 @@ void us_encode(const us_model *model, int32_t num_sources, const int32_t *length
     us_job job = {.states = states, .scratch = scratch};
     for (int32_t i = 0; i < num_sources; i++) job.num_tokens += lengths[i];
     const size_t room_size = us_source_room(find_longest(lengths, num_sources), model->head_dim);
-    const int32_t team = us_gather(threads);
-    float *rooms = (float *)((char *)scratch + us_lay_out(model, job.num_tokens, 0, team, 0, NULL).bytes);
-    us_do(kernels()->encoder, &(us_encoder_task){model, &job, num_sources, lengths, rooms, room_size});
+    us_progress progress = {.next = WHOLE};
+    do {
+        const int32_t team = us_gather(threads);
+        float *rooms = (float *)((char *)scratch + us_lay_out(model, job.num_tokens, 0, team, 0, NULL).bytes);
+        us_do(kernels()->encoder, &(us_encoder_task){model, &job, num_sources, lengths, rooms, room_size, &progress});
+    } while (goes_on(&progress));
 }
 
 void us_product(const us_matrix *matrix, const float *x, int32_t num_rows, float *y, void *scratch, int32_t threads) {
@@ -157,6 +169,13 @@ static void do_rows(us_task task, const void *argument, int64_t rows, int32_t th
 
 void us_widen(const uint16_t *from, int64_t count, int32_t kind, float *to, int32_t threads) {
     do_rows(kernels()->widen, &(us_widen_task){from, count, kind, to}, count > WIDENED_TOGETHER ? 2 : 1, threads);
+}
+
+void us_sum_bits(const void *const *at, const int64_t *counts, int32_t num_tensors, int32_t size, uint64_t *sums, int32_t threads) {
+    int64_t all = 0;
+    for (int32_t i = 0; i < num_tensors; i++) all += counts[i];
+    const us_sums_task task = {at, counts, num_tensors, size, sums};
+    do_rows(kernels()->sums, &task, all > WIDENED_TOGETHER ? 2 : 1, threads);
 }
 
 /* The same with a team that was gathered for its memory. */
@@ -266,9 +285,10 @@ int32_t us_draw_winners(const float *scores, int64_t rows, int32_t vocab, int32_
                 threads);
 }
 
-void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,
-                      int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated) {
-    const us_context_task task = {ids, pads, rows, stride, start, num_tokens, width, first, seed, mixes, states, repeated};
+void us_read_contexts(const int64_t *ids, const int64_t *pads, const int64_t *firsts, int64_t rows, int64_t stride,
+                      int32_t start, int32_t num_tokens, int32_t width, int32_t first, uint64_t seed, int32_t mixes,
+                      int64_t *states, uint8_t *repeated) {
+    const us_context_task task = {ids, pads, firsts, rows, stride, start, num_tokens, width, first, seed, mixes, states, repeated};
     us_team alone = {.size = 1};
     kernels()->contexts(&task, 0, &alone);
 }

@@ -307,7 +307,8 @@ static void run_contexts(const void *argument, int32_t thread, us_team *team) {
                                 : (state + (uint64_t)TOKEN(i)) * 6364136223846793005u + 1;
         task->states[row] = (int64_t)state;
         task->repeated[row] = 0;
-        for (int32_t window = task->first; window < end && !task->repeated[row]; window++) {
+        const int64_t earliest = task->firsts ? task->firsts[row] : task->first;
+        for (int64_t window = earliest; window < end && !task->repeated[row]; window++) {
             int32_t i = 1;
             while (i <= width && TOKEN(window - i) == TOKEN(end - i)) i++;
             task->repeated[row] = i > width;

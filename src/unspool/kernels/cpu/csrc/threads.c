@@ -37,7 +37,8 @@ static int64_t read_clock(clockid_t clock) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-void us_note_time(us_team *team) {
+/* Count what the calling thread has worked since it last did. */
+static void note_time(us_team *team) {
     const int64_t now = read_clock(CLOCK_THREAD_CPUTIME_ID);
     atomic_fetch_add_explicit(&team->worked, now - noted, memory_order_relaxed);
     noted = now;
@@ -47,6 +48,14 @@ void us_note_time(us_team *team) {
 static int64_t count_missed(us_team *team, int64_t spent) {
     return team->size * spent - atomic_load_explicit(&team->worked, memory_order_relaxed);
 }
+
+#if defined(US_CHECKS)
+static int32_t us_draw_luck(int32_t count) {
+    static atomic_uint drawn;
+    const uint32_t number = atomic_fetch_add(&drawn, 1) * 2654435761u;
+    return (int32_t)((number >> 16) % (uint32_t)count);
+}
+#endif
 
 static inline void rest(void) {
 #if defined(__aarch64__)
@@ -70,11 +79,23 @@ static uint32_t flush_small(void) { return 0; }
 static void keep_small(uint32_t before) { (void)before; }
 #endif
 
-void us_meet(us_team *met) {
+/* Whether a call that began that long ago should go on with fewer threads. */
+static int is_late(us_team *asked) {
+#if defined(US_CHECKS) /* the checks go on often, and with any number of threads */
+    (void)asked;
+    return us_draw_luck(3) == 0;
+#else
+    const int64_t spent = read_clock(CLOCK_MONOTONIC) - asked->begun;
+    return us_is_crowded_within(count_missed(asked, spent), spent);
+#endif
+}
+
+static void meet(us_team *met, int looks) {
     const int32_t size = met->size; /* the next call may be another's before this one has left */
     if (size == 1) return;
     int phase = atomic_load_explicit(&met->phase, memory_order_acquire);
     if (atomic_fetch_add_explicit(&met->arrived, 1, memory_order_acq_rel) == size - 1) {
+        if (looks) met->is_late = is_late(met); /* by the last: all say the same */
         atomic_store_explicit(&met->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&met->phase, phase + 1, memory_order_release);
         return;
@@ -90,10 +111,14 @@ void us_meet(us_team *met) {
     }
 }
 
-int us_is_late(us_team *asked) {
-    if (asked->size == 1) return 0;
-    const int64_t spent = read_clock(CLOCK_MONOTONIC) - asked->begun;
-    return us_is_crowded(count_missed(asked, spent), spent);
+void us_meet(us_team *met) { meet(met, 0); }
+
+/* What a thread waits for others just before is not counted as work; so this follows another meeting closely. */
+int us_meet_late(us_team *met) {
+    if (met->size == 1) return 0;
+    note_time(met);
+    meet(met, 1);
+    return met->is_late;
 }
 
 /* Wait for a call that is not the last one seen. */
@@ -122,7 +147,7 @@ static void *work(void *number) {
         if (!current) return NULL;
         noted = read_clock(CLOCK_THREAD_CPUTIME_ID);
         current(current_argument, thread, &team);
-        us_note_time(&team);
+        note_time(&team);
         us_meet(&team);
     }
 }
@@ -146,11 +171,14 @@ static void forget(void) {
     pthread_cond_init(&more, NULL);
     memset(&team, 0, sizeof team);
     team.size = num_threads = 1;
+    atomic_store(&call_word, 0);
+    crowding = (us_crowding){0};
 }
 
+/* From the beginning: who calls with one thread holds the gate, too. */
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, forget); }
+
 static void resize(int32_t threads) {
-    static int is_watching;
-    if (!is_watching) is_watching = !pthread_atfork(NULL, NULL, forget);
     if (num_threads > 1) {
         team.size = num_threads;
         call(NULL, NULL);
@@ -169,7 +197,11 @@ int32_t us_gather(int32_t threads) {
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads != num_threads) resize(threads < 1 ? 1 : threads);
     team.begun = num_threads > 1 ? read_clock(CLOCK_MONOTONIC) : 0;
+#if defined(US_CHECKS)
+    team.size = 1 + us_draw_luck(num_threads);
+#else
     team.size = us_choose_size(&crowding, num_threads, team.begun);
+#endif
     atomic_store(&team.worked, 0);
     return team.size;
 }
@@ -186,7 +218,7 @@ void us_do(us_task task, const void *argument) {
     keep_small(before);
     us_meet(&team); /* all are done: the caller may use what was computed, and call again */
     if (team.size > 1) {
-        us_note_time(&team);
+        note_time(&team);
         const int64_t now = read_clock(CLOCK_MONOTONIC), spent = now - team.begun;
         us_note_call(&crowding, team.size, num_threads, count_missed(&team, spent), spent, now);
     }

@@ -209,12 +209,42 @@ typedef struct {
 int32_t us_attend_halves(const us_attention *attention, uint16_t *out, int32_t threads);
 /* to (count) = numbers of US_BF16 or US_F16 as floats. */
 void us_widen(const uint16_t *from, int64_t count, int32_t kind, float *to, int32_t threads);
+/* sums (num_tensors), zeros at first: of the bits of each row of numbers of `size` bytes (1, 2 or 4), mixed with their places. */
+void us_sum_bits(const void *const *at, const int64_t *counts, int32_t num_tensors, int32_t size, uint64_t *sums, int32_t threads);
 /* Lay the rows of a matrix of floats out as US_BF16 or US_F16: whether all of its numbers are finite and of that kind. */
 int32_t us_narrow_rows(const float *rows, int32_t count, int32_t columns, int32_t kind, uint16_t *out);
 /* The sketch of rows of a head, `count` of them, whose columns are multiplied by the powers' inverses: tiles of US_Q8, and both
    reaches, `apart` from each other. Whether all numbers are finite and none is too large. */
 int32_t us_sketch_rows(const float *rows, int32_t count, int32_t columns, const float *inverses, uint8_t *tiles, float *reaches,
                        int64_t apart);
+/* Rows that become a quantised matrix: codes of one byte with the float16 beside them, or what a GGUF file has. */
+enum us_form {
+    US_CODES = 0, /* scales and minimums of blocks, each float16; of super-blocks and of US_Q5 the headers, as `scales` */
+    US_STORED_Q8_0 = 1,
+    US_STORED_Q4_0 = 2,
+    US_STORED_Q4_1 = 3,
+    US_STORED_Q5_0 = 4,
+    US_STORED_Q5_1 = 5,
+    US_STORED_Q4_K = 6,
+    US_STORED_Q5_K = 7,
+    US_STORED_Q6_K = 8
+};
+typedef struct {
+    int32_t form, rows;
+    const void *data;
+    const uint8_t *scales, *minimums;
+} us_rows;
+/* Lay parts that stand one below the other out as tiles of a quantised kind; row i of the matrix is theirs at order[i], if there
+   is an order. */
+void us_lay_out_rows(const us_rows *parts, const int64_t *order, int32_t rows, int32_t columns, int32_t kind, uint8_t *tiles,
+                     int32_t threads);
+/* The nearest blocks of US_Q8 or US_Q4 to a matrix of floats: codes (rows, columns), scales and with US_Q4 minimums (rows,
+   blocks), float16. */
+void us_quantise_rows(const float *numbers, int32_t rows, int32_t columns, int32_t kind, uint8_t *codes, uint16_t *scales,
+                      uint16_t *minimums, int32_t threads);
+/* What the float16 of `count` stored blocks are, as bits: one is NaN; a minimum that is made of a scale overflows. */
+enum us_scan { US_HAS_NAN = 1, US_OVERFLOWS = 2 };
+int32_t us_scan_rows(const uint8_t *data, int32_t form, int64_t count);
 /* Rows of a matrix as numbers: (count, columns). */
 void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, float *out);
 
@@ -235,7 +265,7 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
    us_draw_winners: the token of each row that a number in [0, 1) draws from the same; from the scores alone if the row is
    repeated; -1 where no score is finite, or one is NaN or infinite. -2 is returned for a size below the vocabulary.
    us_read_contexts: the hash of each row's last `width` tokens, mixed as Gumbel's or as SynthID-Text's, and whether one of
-   the windows from `first` on is the same.
+   the windows from `first` on (`firsts[row]`, unless it is NULL) is the same.
    us_draw_keyed: the token that Gumbel's keyed noise draws, or -1. Rows that are repeated stay as they are in both. */
 int32_t us_list_first(const uint32_t *seeds, int64_t count, int32_t vocab, int32_t num_first, uint32_t *bits, int32_t threads);
 int32_t us_mark_listed(const float *scores, float *out, int64_t rows, int32_t vocab, int32_t num_first, const int64_t *ids,
@@ -250,8 +280,9 @@ int32_t us_play_tournament(const float *scores, float *out, int64_t rows, int32_
 int32_t us_draw_winners(const float *scores, int64_t rows, int32_t vocab, int32_t depth, const uint32_t *words, uint32_t size,
                         const int64_t *states, uint32_t shift, const uint8_t *repeated, const double *uniforms, int32_t *tokens,
                         int32_t threads);
-void us_read_contexts(const int64_t *ids, const int64_t *pads, int64_t rows, int64_t stride, int32_t start, int32_t num_tokens,
-                      int32_t width, int32_t first, uint64_t seed, int32_t mixes, int64_t *states, uint8_t *repeated);
+void us_read_contexts(const int64_t *ids, const int64_t *pads, const int64_t *firsts, int64_t rows, int64_t stride,
+                      int32_t start, int32_t num_tokens, int32_t width, int32_t first, uint64_t seed, int32_t mixes,
+                      int64_t *states, uint8_t *repeated);
 void us_draw_keyed(const float *scores, int64_t rows, int32_t vocab, const int64_t *states, const uint8_t *repeated,
                    int32_t *tokens, int32_t threads);
 

@@ -24,8 +24,8 @@ def _take(IDS, at, pad, is_asked):
 
 @triton.jit(do_not_specialize=["row_stride", "num_tokens", "start", "first", "width"])
 def _read_contexts(
-    IDS, PADS, SEED, STATES, REPEATED, row_stride, num_tokens, start, first, width,
-    HAS_PADS: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    IDS, PADS, FIRSTS, SEED, STATES, REPEATED, row_stride, num_tokens, start, first, width,
+    HAS_PADS: tl.constexpr, HAS_FIRSTS: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     IDS += row * row_stride + start
@@ -35,6 +35,8 @@ def _read_contexts(
     wait_for_input(PDL)
     if HAS_PADS:
         pad = tl.load(PADS + row) - start
+    if HAS_FIRSTS:
+        first = tl.load(FIRSTS + row).to(tl.int32)
     for place in range(width):
         token = _take(IDS, num_tokens - width + place, pad, True).to(tl.uint64)
         if MIXES:
@@ -67,6 +69,7 @@ def read_contexts(text: Text, seed: torch.Tensor, *, mixes: bool) -> tuple[torch
         (rows,),
         ids,
         ids if text.pads is None else text.pads,
+        ids if text.firsts is None else text.firsts,
         seed,
         states,
         repeated,
@@ -76,6 +79,7 @@ def read_contexts(text: Text, seed: torch.Tensor, *, mixes: bool) -> tuple[torch
         text.first,
         text.width,
         HAS_PADS=text.pads is not None,
+        HAS_FIRSTS=text.firsts is not None,
         MIXES=mixes,
         BLOCK=BLOCK,
         num_warps=4,

@@ -4,6 +4,7 @@ than the device to run them.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -11,10 +12,13 @@ from typing import Final, Generic, TypeVar
 
 import torch
 
+from unspool.forks import make_lock
+from unspool.kernels.by_thread import note_keeper
+
 MOST_KEPT: Final = 4  # sets of buffers that are kept for reuse, of one kind
 RUNS_BEFORE: Final = 3  # launches one by one before a graph is made: it costs as much as twenty
 Held = TypeVar("Held")
-_capturing: Final = threading.Lock()  # one capture at a time
+_capturing = make_lock(sys.modules[__name__], "_capturing")  # one capture at a time
 
 
 class Replay:
@@ -63,8 +67,15 @@ class KeptReplays(Generic[Held]):
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
-        self._kept: OrderedDict[Hashable, Held] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Hashable, torch.device, int, int], Held] = OrderedDict()
+        self._lock = make_lock(self, "_lock")
+        note_keeper(self)
+
+    def forget_thread(self, thread: int) -> None:
+        """Let go of a thread's."""
+        with self._lock:
+            for key in [key for key in self._kept if key[-1] == thread]:
+                del self._kept[key]
 
     def lend(self, shape: Hashable, device: torch.device, make: Callable[[], Held]) -> Held:
         """The same, or what is made anew where nothing can be kept: in a capture, and elsewhere than on a GPU."""

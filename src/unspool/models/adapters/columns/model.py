@@ -25,6 +25,7 @@ from unspool.models.adapters.columns.inner import find_places, keeps_rows, put_s
 from unspool.models.adapters.columns.inputs import PassInputs
 from unspool.models.adapters.columns.state import ColumnCache, Columns
 from unspool.models.adapters.description import Description, has_leading_streams, keeps_states
+from unspool.models.adapters.hooks import find_preparing_hook
 from unspool.protocols import LAST, Encoded, Forward, PreparedRows, Want
 from unspool.shortage import explain_shortage
 
@@ -70,6 +71,7 @@ class ColumnModel(AdaptedModel):
         self._inputs = PassInputs(model, description, is_pair=self.is_pair)
         self._inner = find_places(model)
         self._keeps_states = keeps_states(model, description.config)
+        self._hook = find_preparing_hook(model)  # what it gives to a pass may lie in other columns than the tokens
         placed = f"{type(model).__name__} keeps what it makes of each row itself" if keeps_rows(model) else ""
         self.info = replace(
             self.info,
@@ -145,6 +147,8 @@ class ColumnModel(AdaptedModel):
         kind, columns = type(self.inner).__name__, self.call.prompt
         if self._keeps_states:
             return f"{kind} keeps states"
+        if self._hook is not None:
+            return f"the {self._hook}() of this {kind} prepares passes by a rule of its own"
         if self.call.inputs.get(self._name_past()) is None and "past_key_values" not in self.description.arguments:
             cache = ColumnCache(self.inner, columns, dict(self.call.inputs), keeps_past=False, name="past_key_values")
             cache.columns = columns
@@ -194,7 +198,7 @@ class ColumnModel(AdaptedModel):
         inputs = begin(call.inputs, rows)
         has_past = keeps_past and inputs.get(name) is not None
         cache = ColumnCache(self.inner, call.prompt, inputs, keeps_past=has_past, name=name)
-        cache.has_inner = bool(self._inner)
+        cache.has_inner, cache.has_hook = bool(self._inner), self._hook is not None
         if call.inputs.get(name) is None:
             cache.begin_inputs = begin
         return cache
@@ -334,7 +338,7 @@ class ColumnModel(AdaptedModel):
         extra = sorted(name for name in cache.inputs if name not in managed and cache.inputs[name] is not None)
         # Models without a cache of keys or states read padding as tokens, and those that keep states themselves too.
         takes = self.description.arguments
-        heeds_masks = self._name_past() in takes and "attention_mask" in takes and not self._inner
+        heeds_masks = self._name_past() in takes and "attention_mask" in takes and not self._inner and not self._hook
         if tokens is None or rows != 2 * num_own or extra or own.num_read or self.is_pair or not heeds_masks:
             raise UnsupportedError(
                 f"{rows} rows are to be read for {num_own} prompts, as guidance does, and "

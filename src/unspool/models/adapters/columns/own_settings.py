@@ -15,7 +15,7 @@ import torch
 
 from unspool.config import GenerationConfig
 from unspool.errors import UnsupportedError
-from unspool.models.adapters.adapted import name_failures
+from unspool.models.adapters.adapted import find_device, name_failures
 
 _READ = ("do_sample", "max_length", "max_new_tokens", "num_beams", "num_return_sequences", "cache_implementation")
 _RETURNED = ("output_attentions", "output_hidden_states")  # unspool asks for these itself
@@ -70,8 +70,8 @@ def list_own_processors(model: Any, settings: GenerationConfig) -> list[str]:
     config = copy.copy(model.generation_config)
     for name in settings.explicit:
         setattr(config, name, getattr(settings, name))
-    prompt = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    given: Mapping[str, Any] = {"encoder_input_ids": prompt, "device": model.device, "model_kwargs": {}}
+    prompt = torch.zeros(1, 1, dtype=torch.long, device=find_device(model))
+    given: Mapping[str, Any] = {"encoder_input_ids": prompt, "device": find_device(model), "model_kwargs": {}}
     made = []
     for rule in (type(model)._get_logits_processor, _find_base(model)._get_logits_processor):
         with name_failures(model):

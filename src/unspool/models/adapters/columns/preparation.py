@@ -11,7 +11,7 @@ import torch
 
 from unspool.config import GenerationConfig
 from unspool.errors import InputError, UnsupportedError
-from unspool.models.adapters.adapted import name_failures
+from unspool.models.adapters.adapted import find_device, name_failures
 from unspool.models.adapters.columns.held import check_rows, count_held
 from unspool.models.adapters.columns.model import CallInputs, ColumnModel
 from unspool.models.adapters.columns.own_settings import find_end, follow_settings
@@ -219,7 +219,7 @@ def _find_start(config: Any, model: Any) -> torch.Tensor:
 
 
 def _as_tensor(value: Any, model: Any) -> torch.Tensor | None:
-    return None if value is None else torch.as_tensor(value, device=model.device, dtype=torch.long)
+    return None if value is None else torch.as_tensor(value, device=find_device(model), dtype=torch.long)
 
 
 def _as_output(made: Any) -> Any:

@@ -140,6 +140,7 @@ class ColumnCache(Cache):
         self.may_gap = False  # rows have taken different numbers of drafted tokens
         self.num_ahead = 0  # columns that a longer negative prompt has put before the prompts' own
         self.has_inner = False  # the model's modules keep states themselves
+        self.has_hook = False  # passes are prepared by somebody's own rule, which may add to what the cache holds
         self.inner: Inner = ()
         self._snapshot: tuple[Any, Inner, Columns, dict[str, Any], list[int]] | None = None
 
@@ -164,7 +165,7 @@ class ColumnCache(Cache):
     def can(self) -> frozenset[str]:  # type: ignore[override]  # it depends on the layers that the model has
         """What transformers' cache allows."""
         always = frozenset({SELECT_ROWS, RAGGED, TRIAL})
-        if self.has_inner and self.keeps_past:
+        if (self.has_inner or self.has_hook) and self.keeps_past:
             return always
         if not self.keeps_past or (self._is_standard and self._name_layers() <= _PLAIN_LAYERS | _FIXED_LAYERS):
             return always | {ROLL_BACK}
@@ -179,7 +180,9 @@ class ColumnCache(Cache):
     def keeps_states(self) -> bool:
         """Whether some layers keep states, which models begin anew with several tokens at once."""
         known = _PLAIN_LAYERS | _FIXED_LAYERS | _WINDOW_LAYERS | _INDEXED_LAYERS
-        return self.keeps_past and (self.has_inner or not (self._is_standard and self._name_layers() <= known))
+        return self.keeps_past and (
+            self.has_inner or self.has_hook or not (self._is_standard and self._name_layers() <= known)
+        )
 
     # --- rows ----------------------------------------------------------------------------------------
     def truncate(self, lengths: Sequence[int]) -> None:

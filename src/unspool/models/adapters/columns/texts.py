@@ -9,6 +9,7 @@ import torch
 
 from unspool.cache import Cache
 from unspool.config import GenerationConfig
+from unspool.models.adapters.adapted import find_device
 from unspool.models.adapters.columns.model import ColumnModel
 from unspool.models.adapters.columns.preparation import prepare_call
 from unspool.models.adapters.columns.state import ColumnCache, Columns
@@ -25,7 +26,7 @@ class TextModel(ColumnModel):
         prepare = model.call.prepare_text
         if model.is_pair or prepare is None:
             return model
-        first = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        first = torch.zeros(1, 1, dtype=torch.long, device=find_device(model))
         made = cls(model.inner, model.description, prepare(first, torch.ones_like(first)))
         made.call.prepare_text = prepare
         return made
@@ -35,7 +36,7 @@ class TextModel(ColumnModel):
         """An object that our caches can't serve, which drafts for any model; None for an encoder-decoder."""
         if describe_loosely(model).info.is_encoder_decoder:
             return None
-        first = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        first = torch.zeros(1, 1, dtype=torch.long, device=find_device(model))
         given = {"attention_mask": torch.ones_like(first)}
         return cls.of(prepare_call(model, first, given, GenerationConfig(), f"{type(model).__name__} drafts"))
 
