@@ -61,7 +61,7 @@ def decode_together(
     for run in runs[1:]:
         other = run._turns
         assert isinstance(other, TokenTurns) and run.cache.held is not None
-        cache = join_caches([turns.strategy._scorer.reader.cache, other.strategy._scorer.reader.cache])
+        cache = join_caches([turns.reader.cache, other.reader.cache])
         turns.admit(other, cache)
     with torch.no_grad():
         while not turns.is_done():

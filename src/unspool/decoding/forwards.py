@@ -92,6 +92,28 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     )
 
 
+def join_rows(one: Forward, other: Forward) -> Forward:
+    """What two passes returned for the next tokens of their rows, as one pass over both."""
+    early = None
+    if one.early_logits is not None and other.early_logits is not None:
+        early = tuple(map(_stack, one.early_logits, other.early_logits))
+    likeliest = None
+    # After an epilogue they are by its scores.
+    if one.likeliest is not None and other.likeliest is not None and one.epilogue is None and other.epilogue is None:
+        likeliest = _stack(one.likeliest, other.likeliest)
+    return Forward(
+        _stack(one.logits, other.logits),
+        early_logits=early,
+        likeliest=likeliest,
+        path=one.path,
+        path_reason=one.path_reason,
+    )
+
+
+def _stack(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.cat((one, other.to(one.dtype)))
+
+
 def _find_rows(forward: Forward, state: torch.Tensor) -> int:
     """The dimension of the rows in a layer's hidden state; columns are the next one."""
     return forward.state_rows if state.dim() == 4 else 0

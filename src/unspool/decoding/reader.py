@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.cache import BRANCH, BRANCH_SOURCE, ROLL_BACK, Cache, branch_rows
-from unspool.decoding.forwards import join_chunks, select_rows
+from unspool.decoding.forwards import join_chunks, join_rows, select_rows
 from unspool.decoding.parts import ask_in_parts
 from unspool.decoding.prompts import fill_right, fit_columns
 from unspool.decoding.readouts.base import Readout
@@ -339,14 +339,31 @@ class Reader:
         self._select_prompts(index)
         self._select_ready(spread)
 
-    def admit(self, other: Reader, cache: Cache) -> None:
-        """Take in the rows of another reader of the model, whose prompts are read too; `cache` holds both's keys."""
-        is_plain = self.readout.is_plain and other.readout.is_plain and self.num_parts == other.num_parts == 1
-        if self.model is not other.model or not is_plain or self.want != other.want or self._prompt_embeds is not None:
+    def admit(self, other: Reader, cache: Cache, counts: tuple[int, int], first: int) -> None:
+        """Take in the rows of another reader of the model, whose prompts are read too: so many of each, the others'
+        numbers go on from `first`. `cache` holds the keys of both, one's after the other's."""
+        wants = [replace(one.want, epilogue=None) for one in (self, other)]
+        is_alike = type(self.readout) is type(other.readout) and wants[0] == wants[1]
+        is_whole = self.num_parts == other.num_parts == 1 and self._prompt_embeds is None
+        if self.model is not other.model or not (is_alike and is_whole):
             raise ValueError("rows that are read in different ways can't share their passes")
-        if self.ready is not None or other.ready is not None:
-            raise ValueError("the first tokens of both sets must be chosen before they come together")
+        if self.is_fresh != other.is_fresh:
+            raise ValueError("the first tokens of both sets must be chosen before they come together, or of none")
+        num_sets, (own, new) = self.readout.num_sets, counts
+        order = [
+            row
+            for one in range(num_sets)
+            for row in (*range(one * own, one * own + own), *range(num_sets * own + one * new, num_sets * own + one * new + new))
+        ]
         self.cache = cache
+        if num_sets > 1:
+            cache.select_rows(order)
+        if self.ready is not None and other.ready is not None:
+            self.ready = join_rows(self.ready, other.ready)
+            if num_sets > 1:
+                self.ready = select_rows(self.ready, torch.tensor(order, device=self.ready.logits.device))
+        self.starts, self.counts = [0] * len(order), [1] * len(order)
+        self.readout.admit(other.readout, first)
         self.num_passes += other.num_passes
 
     def close_sets(self) -> None:

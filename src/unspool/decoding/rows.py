@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,15 @@ from unspool.kernels.sending import Fetched, send
 from unspool.protocols import TokenLog
 
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How two sets of rows have come together."""
+
+    counts: tuple[int, int]  # the rows of each
+    first: int  # the number that the others' row 0 has now
+    shifts: tuple[int, int] = (0, 0)  # how many columns each has moved to the right
 
 
 class Rows:
@@ -272,27 +282,31 @@ class Rows:
         self.select(index)
         self.numbers = list(range(len(index)))
 
-    def admit(self, other: Rows, numbers: Sequence[int]) -> tuple[int, int]:
+    def admit(self, other: Rows, numbers: Sequence[int], *, is_ragged: bool = False) -> tuple[int, int]:
         """Take in the rows of another set, after these, under new `numbers`; the other set is used up.
 
-        Returns how many columns to the right these rows and the new ones stand from now on: all end in one column.
-        Both sets must hide their padding, or rows would see another number of padding columns than alone.
+        Returns how many columns to the right these rows and the new ones stand from now on: all end in one column, but
+        for rows of a `is_ragged` set, which keep their own. Both sets must hide their padding, or rows would see another
+        number of padding columns than alone.
         """
         if not (self.hides_padding and other.hides_padding):
             raise ValueError("rows whose padding counts as tokens can't stand beside others: hide it (hides_padding)")
         ends, others = set(self.ends), set(other.ends)
-        if len(ends) > 1 or len(others) > 1:
+        if not is_ragged and (len(ends) > 1 or len(others) > 1):
             raise ValueError(f"rows that end in the columns {sorted(ends)} and {sorted(others)} can't be joined")
         end, other_end = max(ends), max(others)
-        shifts = (max(end, other_end) - end, max(end, other_end) - other_end)
+        shifts = (0, 0) if is_ragged else (max(end, other_end) - end, max(end, other_end) - other_end)
         tables = [self._tokens, other._tokens.to(self.device)]
         room = max(table.shape[1] for table in tables)
         joined = torch.cat([F.pad(one, (0, room - one.shape[1]), value=self.pad_token_id) for one in tables])
         self._table = TokenTable(joined, self.pad_token_id)
         self._given = self._view = None
-        self._on_host.join(other._on_host, (end, other_end), shifts, self.pad_token_id)
+        if is_ragged:
+            self._on_host.forget()
+        else:
+            self._on_host.join(other._on_host, (end, other_end), shifts, self.pad_token_id)
         self.offsets = [one + shifts[0] for one in self.offsets] + [one + shifts[1] for one in other.offsets]
-        held, self.lengths = self.lengths, self.lengths + other.lengths
+        held, self.lengths, self._last = self.lengths, self.lengths + other.lengths, None
         self.numbers = self.numbers + list(numbers)
         self.seeds = torch.cat((self.seeds, other.seeds.to(self.device)))
         for stream, uniforms in self._uniforms.items():

@@ -15,7 +15,7 @@ from unspool.decoding.observer import Observer, ProcessorStep, Scored
 from unspool.decoding.reader import Reader
 from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
@@ -375,12 +375,13 @@ class Scorer:
         self.reader.keep_rows(index)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
-    def admit(self, other: Scorer, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
-        """Take in the rows of another scorer, after these: see `TokenTurns.admit`."""
-        self.reader.admit(other.reader, cache)
+    def admit(self, other: Scorer, cache: Cache, joining: Joining) -> None:
+        """Take in the rows of another scorer, after these; `cache` holds the keys of both."""
+        self.reader.admit(other.reader, cache, joining.counts, joining.first)
+        self._given = self._before = None
         self._copies_logits = self._copies_logits or other._copies_logits
         self._shows_all_rows = self._shows_all_rows or other._shows_all_rows
-        self._follow_processors(self.processors.join_rows(other.processors, counts, shifts))
+        self._follow_processors(self.processors.join_rows(other.processors, joining.counts, joining.shifts))
 
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors

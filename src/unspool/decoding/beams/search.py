@@ -6,30 +6,18 @@ which continuations go on and which have ended; that is a `Beams`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-import torch
-
+from unspool.cache import Cache
 from unspool.decoding.beams.agreement import Agreement
+from unspool.decoding.beams.moves import MovedTokens, Moves
+from unspool.decoding.beams.plain import PlainBeams
+from unspool.decoding.finish import JoinedFinish
 from unspool.decoding.loop import Emitted, LiveBeam, Result
-from unspool.decoding.rows import Rows
+from unspool.decoding.reader import Reader
+from unspool.decoding.rows import Joining, Rows
 from unspool.decoding.scorer import Scorer
-
-
-class Moves(NamedTuple):
-    """What rows go on with."""
-
-    parents: list[int]  # the row that each goes on from
-    tokens: torch.Tensor  # (rows,): its next token
-    sources: torch.Tensor | None = None  # (rows,): the parents where the rows are, if they are known there
-
-
-class MovedTokens(NamedTuple):
-    """What rows go on with, where they are."""
-
-    parents: torch.Tensor  # (rows,)
-    column: torch.Tensor  # (rows, 1)
 
 
 class Beams(Protocol):
@@ -72,7 +60,8 @@ class BeamTurns:
     def __init__(
         self, beams: Beams, scorer: Scorer, rows: Rows, num_prompts: int, num_returned: int, *, shows_table: bool
     ) -> None:
-        self._beams, self._rows, self._reader = beams, rows, scorer.reader
+        self._beams, self._rows, self._scorer, self._reader = beams, rows, scorer, scorer.reader
+        self._num_returned = num_returned
         self._agreement = Agreement(num_prompts, num_returned)
         self._num_prompts, self._shows_table = num_prompts, shows_table
 
@@ -96,14 +85,60 @@ class BeamTurns:
 
     def _emit(self) -> Emitted:
         """What the last step made certain."""
-        beams = self._beams
-        emitted = Emitted({}, {})
-        for prompt in range(self._num_prompts):
-            self._agreement.add(emitted, prompt, beams.list_live(prompt), beams.list_returned(prompt))
+        beams, agreement = self._beams, self._agreement
+        emitted, found = Emitted({}, {}), agreement.open
+        for prompt in found:
+            agreement.add(emitted, prompt, beams.list_live(prompt), beams.list_returned(prompt))
+        if emitted.finished and isinstance(beams, PlainBeams):
+            beams.forget(set(found).difference(agreement.open))
         if self._shows_table:
             table = [beams.list_table(prompt) for prompt in range(self._num_prompts)]
             emitted.beams = table if any(table) else None
         return emitted
+
+    # --- prompts of several runs -------------------------------------------------------------------------
+    @property
+    def reader(self) -> Reader:
+        """What reads the rows."""
+        return self._reader
+
+    def share(self) -> None:
+        """Prompts of other runs may come from now on; what has ended leaves."""
+        self._find_plain().share()
+
+    def settle(self) -> None:
+        """Leave nothing half done: rows are about to come or to go."""
+
+    def admit(self, other: BeamTurns, cache: Cache) -> int:
+        """Take in the beams of other turns at work, after these; `cache` holds the keys of both. The others are used up.
+
+        Returns the number that the others' sequence 0 has among these.
+        """
+        self.share()
+        other.share()
+        self.settle()
+        other.settle()
+        mine, theirs = self._find_plain(), other._find_plain()
+        first, self._num_prompts = self._num_prompts, self._num_prompts + other._num_prompts
+        own, others = list(self._rows.numbers), list(other._rows.numbers)
+        first_row = first * mine.num_beams
+        shifts = self._rows.admit(other._rows, [first_row + number for number in others])
+        self._scorer.admit(other._scorer, cache, Joining((len(own), len(others)), first_row, shifts))
+        mine.admit(theirs, first, JoinedFinish.of(mine.finish, own, theirs.finish, others, first_row, shifts))
+        self._agreement.admit(other._agreement, first)
+        return first * self._num_returned
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Let the prompts of sequences go before their searches have ended; not all that there are."""
+        self.settle()
+        prompts = {number // self._num_returned for number in numbers}
+        self._agreement.forget(prompts)
+        self._find_plain().drop(prompts)
+
+    def _find_plain(self) -> PlainBeams:
+        if not isinstance(self._beams, PlainBeams):
+            raise ValueError("beams in groups or with constraints are stepped by their own call")
+        return self._beams
 
     def result(self) -> Result:
         """The scores and origins of the sequences returned, and the trace."""

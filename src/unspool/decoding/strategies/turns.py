@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -10,10 +11,17 @@ from unspool.cache import Cache
 from unspool.decoding.finish import Finish, JoinedFinish
 from unspool.decoding.loop import Emitted, Result
 from unspool.decoding.record import Record, read_logprobs
-from unspool.decoding.rows import Rows
+from unspool.decoding.reader import Reader
+from unspool.decoding.rows import Joining, Rows
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
 from unspool.kernels.sending import fetch_once, send
+
+
+def check_shared(record: Record, *, rows_may_leave: bool) -> None:
+    """Raise if rows can't be stepped with those of other runs."""
+    if record.keeps_steps or record.is_seen or not rows_may_leave:
+        raise ValueError("rows of which something is kept step by step stay with their own call")
 
 
 @dataclass(slots=True)
@@ -26,6 +34,7 @@ class TokenTurns:
     record: Record
     rows_may_leave: bool
     reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
+    next_number: int = 0  # the highest number that a row has had, once others have come in
 
     def is_done(self) -> bool:
         """Whether every row has ended."""
@@ -82,23 +91,45 @@ class TokenTurns:
     def _let_leave(self) -> None:
         staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
         if staying:
+            self.finish.forget([number for number in self.rows.numbers if number in self.reasons])
             self.rows.select(staying)
             self.strategy.keep_rows(staying)
         else:
             self.rows.numbers = []
 
-    def admit(self, other: TokenTurns, cache: Cache) -> None:
+    # --- rows of several runs ----------------------------------------------------------------------------
+    @property
+    def reader(self) -> Reader:
+        """What reads the rows."""
+        return self.strategy.scorer.reader
+
+    def share(self) -> None:
+        """Rows of other runs may come from now on."""
+        check_shared(self.record, rows_may_leave=self.rows_may_leave)
+
+    def settle(self) -> None:
+        """Leave nothing half done: rows are about to come or to go."""
+
+    def admit(self, other: TokenTurns, cache: Cache) -> int:
         """Take in the rows of other turns at work, after these; `cache` holds the keys of both. The others are used up.
 
-        Their numbers go on after these: row `i` of the others is row `max(numbers) + 1 + i`.
+        Returns the number that the others' row 0 has among these.
         """
-        if self.record.keeps_any or other.record.keeps_any or not (self.rows_may_leave and other.rows_may_leave):
-            raise ValueError("rows of which something is kept step by step stay with their own call")
-        own = list(self.rows.numbers)
-        first = max([*own, *self.reasons]) + 1
-        new = [first + number for number in other.rows.numbers]
-        counts = (len(own), len(new))
-        shifts = self.rows.admit(other.rows, new)
-        self.strategy.admit(other.strategy, cache, counts, shifts)
-        self.finish = JoinedFinish.of(self.finish, own, other.finish, new, shifts)
-        self.reasons |= {first + number: reason for number, reason in other.reasons.items()}
+        self.share()
+        other.share()
+        self.settle()
+        other.settle()
+        own, others = list(self.rows.numbers), list(other.rows.numbers)
+        first = self.next_number = max(self.next_number, *own, *self.reasons) + 1
+        self.next_number += max(other.next_number, *others, *other.reasons)
+        shifts = self.rows.admit(other.rows, [first + number for number in others])
+        self.strategy.admit(other.strategy, cache, Joining((len(own), len(others)), first, shifts))
+        self.finish = JoinedFinish.of(self.finish, own, other.finish, others, first, shifts)
+        self.reasons.clear()  # of rows that have left
+        return first
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Let rows go before they have ended; not all that there are."""
+        self.settle()
+        self.reasons |= dict.fromkeys(numbers, "dropped")
+        self._let_leave()

@@ -81,6 +81,11 @@ class PromptLookup:
                 self._indices[place].extend(rows.tokens_from(place, held))
         self._lengths = list(rows.lengths)
 
+    def admit(self, other: PromptLookup) -> None:
+        """Take in another lookup's rows, after these; both end in the same tokens."""
+        self._indices = self._indices + other._indices
+        self._lengths = self._lengths + other._lengths
+
     def keep_rows(self, index: Sequence[int]) -> None:
         """Follow the rows that stay."""
         self._indices = [self._indices[i] for i in index]
