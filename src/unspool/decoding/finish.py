@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 from unspool.decoding.alone import AloneCriterion, Shown, unwrap
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
 from unspool.outputs import StepTensors
 from unspool.registry import resolve
 from unspool.stopping import StoppingCriteriaList, as_row_flags
@@ -207,17 +207,17 @@ class JoinedFinish(Finish):
     def __init__(self, parts: dict[int, _Part]) -> None:
         self._parts = parts  # by the number of each row
         self._texts, self._tails = [], None  # each part has its own
-        self._follow_parts()
-
-    def _follow_parts(self) -> None:
-        parts = self._list_parts()
-        self.has_custom = any(part.finish.has_custom for part in parts)
-        self.calls_criteria = any(part.finish.calls_criteria for part in parts)
-        self.needs_history = any(part.finish.needs_history for part in parts)
-        self.asks_alone = any(part.finish.asks_alone for part in parts)
-        self.end_tokens = tuple(sorted({token for part in parts for token in part.finish.end_tokens}))
+        listed = self._list_parts()
+        self.has_custom = any(part.finish.has_custom for part in listed)
+        self.calls_criteria = any(part.finish.calls_criteria for part in listed)
+        self.needs_history = any(part.finish.needs_history for part in listed)
+        self.asks_alone = any(part.finish.asks_alone for part in listed)
+        self.end_tokens = tuple(sorted({token for part in listed for token in part.finish.end_tokens}))
         # If little ends rows, most steps' tokens are seen at a glance to end none.
-        self._ends = frozenset(self.end_tokens) if all(part.finish.is_quick for part in parts) else None
+        self._ends = frozenset(self.end_tokens) if all(part.finish.is_quick for part in listed) else None
+        self._follow_limits(listed)
+
+    def _follow_limits(self, parts: Sequence[_Part]) -> None:
         limits = [part.finish.find_limit() for part in parts]
         known = [limit + part.shift for limit, part in zip(limits, parts, strict=True) if limit is not None]
         self._next_limit = min(known, default=None)
@@ -226,29 +226,21 @@ class JoinedFinish(Finish):
         return list({id(part): part for part in self._parts.values()}.values())
 
     @classmethod
-    def of(
-        cls,
-        own: Finish,
-        numbers: Collection[int],
-        other: Finish,
-        others: Collection[int],
-        first: int,
-        shifts: tuple[int, int] = (0, 0),
-    ) -> JoinedFinish:
-        """Two sets of rows, whose columns move by `shifts` when they come together, and the numbers that each had; those
-        of the others go on from `first`."""
-        return cls(own.split(numbers, 0, shifts[0]) | other.split(others, first, shifts[1]))
+    def of(cls, sets: Sequence[Finish], numbers: Sequence[Collection[int]], joining: Joining) -> JoinedFinish:
+        """The stops of several sets of rows that have come together, and the numbers that the rows of each had."""
+        parts: dict[int, _Part] = {}
+        for finish, own, first, shift in zip(sets, numbers, joining.firsts, joining.shifts, strict=True):
+            parts |= finish.split(own, first, shift)
+        return cls(parts)
 
     def split(self, numbers: Collection[int], first: int, shift: int) -> dict[int, _Part]:
-        moved = {
-            id(part): _Part(part.finish, part.first + first, part.shift + shift) for part in self._list_parts()
-        }
+        moved = {id(part): _Part(part.finish, part.first + first, part.shift + shift) for part in self._list_parts()}
         return {number + first: moved[id(self._parts[number])] for number in numbers}
 
     def forget(self, numbers: Collection[int]) -> None:
         for number in numbers:
             self._parts.pop(number, None)
-        self._follow_parts()
+        self._follow_limits(self._list_parts())
 
     @property
     def needs_device(self) -> bool:

@@ -92,26 +92,19 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     )
 
 
-def join_rows(one: Forward, other: Forward) -> Forward:
-    """What two passes returned for the next tokens of their rows, as one pass over both."""
-    early = None
-    if one.early_logits is not None and other.early_logits is not None:
-        early = tuple(map(_stack, one.early_logits, other.early_logits))
-    likeliest = None
+def join_rows(passes: Sequence[Forward]) -> Forward:
+    """What passes returned for the next tokens of their rows, as one pass over all of them."""
+    first = passes[0]
+    early = [one.early_logits for one in passes if one.early_logits is not None]
     # After an epilogue they are by its scores.
-    if one.likeliest is not None and other.likeliest is not None and one.epilogue is None and other.epilogue is None:
-        likeliest = _stack(one.likeliest, other.likeliest)
+    likeliest = [one.likeliest for one in passes if one.likeliest is not None and one.epilogue is None]
     return Forward(
-        _stack(one.logits, other.logits),
-        early_logits=early,
-        likeliest=likeliest,
-        path=one.path,
-        path_reason=one.path_reason,
+        torch.cat([one.logits for one in passes]),
+        early_logits=tuple(map(torch.cat, zip(*early, strict=True))) if len(early) == len(passes) else None,
+        likeliest=torch.cat(likeliest) if len(likeliest) == len(passes) else None,
+        path=first.path,
+        path_reason=first.path_reason,
     )
-
-
-def _stack(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return torch.cat((one, other.to(one.dtype)))
 
 
 def _find_rows(forward: Forward, state: torch.Tensor) -> int:

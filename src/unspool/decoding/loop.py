@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
 from unspool.outputs import Stats, TokenLogprob
-
-if TYPE_CHECKING:
-    from unspool.cache import Cache
-    from unspool.decoding.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +63,6 @@ class Turns(Protocol):
 
     def close(self) -> None:
         """Called after the last turn, or when the caller stops: undo what nobody has seen."""
-        ...
-
-
-@runtime_checkable
-class JoiningTurns(Turns, Protocol):
-    """Turns whose rows are stepped with those of other runs: rows come and go between two turns."""
-
-    @property
-    def reader(self) -> Reader:
-        """What reads the rows."""
-        ...
-
-    def share(self) -> None:
-        """Called before the first turn: rows of other runs may come. Raises if theirs can't."""
-        ...
-
-    def admit(self, other: Any, cache: Cache) -> int:
-        """Take in the rows of other turns of the kind, after these; `cache` holds the keys of both. The others are used
-        up. Returns the number that what was their row 0 has among these."""
-        ...
-
-    def drop(self, numbers: Collection[int]) -> None:
-        """Let rows of the output go before they have ended; not all that there are."""
         ...
 
 

@@ -375,13 +375,18 @@ class Scorer:
         self.reader.keep_rows(index)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
-    def admit(self, other: Scorer, cache: Cache, joining: Joining) -> None:
-        """Take in the rows of another scorer, after these; `cache` holds the keys of both."""
-        self.reader.admit(other.reader, cache, joining.counts, joining.first)
+    def admit(self, others: Sequence[Scorer], cache: Cache, joining: Joining) -> None:
+        """Take in the rows of other scorers, after these; `cache` holds the keys of all."""
+        self.reader.admit([one.reader for one in others], cache, joining)
         self._given = self._before = None
-        self._copies_logits = self._copies_logits or other._copies_logits
-        self._shows_all_rows = self._shows_all_rows or other._shows_all_rows
-        self._follow_processors(self.processors.join_rows(other.processors, joining.counts, joining.shifts))
+        self._copies_logits = self._copies_logits or any(one._copies_logits for one in others)
+        self._shows_all_rows = self._shows_all_rows or any(one._shows_all_rows for one in others)
+        processors, held, shift = self.processors, joining.counts[0], joining.shifts[0]
+        if processors or any(one.processors for one in others):
+            for other, count, own in zip(others, joining.counts[1:], joining.shifts[1:], strict=True):
+                processors = processors.join_rows(other.processors, (held, count), (shift, own))
+                held, shift = held + count, 0
+            self._follow_processors(processors)
 
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors

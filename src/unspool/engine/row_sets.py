@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from unspool.cache import PagedCache
 from unspool.cache.paged.joint import let_go
-from unspool.decoding.loop import Emitted, JoiningTurns
+from unspool.decoding.joining import JoiningTurns
+from unspool.decoding.loop import Emitted
 from unspool.engine.passes import PassJob
 from unspool.engine.suspended import Suspended
 from unspool.engine.tasks import SpecialTask
@@ -117,16 +118,17 @@ class RowSet:
         return ended
 
     # --- requests come and go ------------------------------------------------------------------------------
-    def admit(self, other: RowSet) -> None:
-        """Take in all requests of another set; both are at rest."""
-        self._cache.join(other._cache)
-        let_go(other._cache)
-        first = self._turns.admit(other._turns, self._cache)
-        for task, member in other._members.items():
-            numbers = range(first + member.numbers.start, first + member.numbers.stop)
-            self._members[task] = _Member(numbers, member.passes_before + other._num_turns - self._num_turns)
-        self._owners |= {first + number: task for number, task in other._owners.items()}
-        other._members.clear()
+    def admit(self, others: Sequence[RowSet]) -> None:
+        """Take in all requests of other sets; all are at rest."""
+        for other in others:
+            self._cache.join(other._cache)
+            let_go(other._cache)
+        firsts = self._turns.admit([other._turns for other in others], self._cache)
+        for other, first in zip(others, firsts, strict=True):
+            for task, member in other._members.items():
+                numbers = range(first + member.numbers.start, first + member.numbers.stop)
+                self._members[task] = _Member(numbers, member.passes_before + other._num_turns - self._num_turns)
+            self._owners |= {first + number: task for number, task in other._owners.items()}
 
     def drop(self, task: SpecialTask) -> None:
         """Let a request go before it has ended; if a turn is under way its rows leave after that."""
@@ -189,7 +191,7 @@ class RowSets:
         try:
             held.drop(task)
         except Exception as error:
-            self._fail(held, error)
+            self._fail([held], error)
         self._tidy(held)
 
     def begin_turns(self) -> None:
@@ -205,17 +207,17 @@ class RowSets:
     def _merge(self, sets: list[RowSet]) -> None:
         for is_fresh in (True, False):
             alike = [one for one in sets if one.is_at_rest and one.is_fresh == is_fresh]
-            for other in alike[1:]:
-                first = alike[0]
-                tasks = other.tasks
-                try:
-                    first.admit(other)
-                except Exception as error:
-                    self._fail(other, error, tasks)
-                    self._fail(first, error)
-                    return
+            if len(alike) < 2:
+                continue
+            first, *others = alike
+            try:
+                first.admit(others)
+            except Exception as error:
+                self._fail(alike, error)
+                continue
+            for other in others:
                 sets.remove(other)
-                self._set_of |= dict.fromkeys(tasks, first)
+                self._set_of |= dict.fromkeys(other.tasks, first)
 
     def take(self, row_set: RowSet, job: PassJob) -> None:
         """Give a set the answer to what it asked."""
@@ -237,7 +239,7 @@ class RowSets:
                 return
             ended = row_set.hand_out()
         except Exception as error:
-            self._fail(row_set, error)
+            self._fail([row_set], error)
             return
         if ended is None:
             return
@@ -246,13 +248,14 @@ class RowSets:
             self._on_end(task)
         self._tidy(row_set)
 
-    def _fail(self, row_set: RowSet, error: Exception, tasks: Sequence[SpecialTask] | None = None) -> None:
-        """End a set with an error that may be any of its requests'."""
-        tasks = row_set.tasks if tasks is None else tasks
+    def _fail(self, row_sets: Sequence[RowSet], error: Exception) -> None:
+        """End sets with an error that may be any of their requests'."""
+        tasks = list(dict.fromkeys(task for one in row_sets for task in one.tasks))
         for task in tasks:
             self._set_of.pop(task, None)
-        row_set.close()
-        self._tidy(row_set)
+        for one in row_sets:
+            one.close()
+            self._tidy(one)
         self._on_fault(tasks, error)
 
     def _tidy(self, row_set: RowSet) -> None:

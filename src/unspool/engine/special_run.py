@@ -8,11 +8,13 @@ asks join the passes of everybody else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from unspool.cache import Cache, PagedCache
 from unspool.cache.paged.joint import count_held, find_counted, let_go
 from unspool.cache.paged.moving import MovedRows
-from unspool.decoding.loop import Emitted, JoiningTurns
+from unspool.decoding.joining import JoiningTurns
+from unspool.decoding.loop import Emitted
 from unspool.decoding.run import Run
 from unspool.engine.drafts import DraftPools
 from unspool.engine.suspended import Suspended, ask_engine, count_wanted
@@ -51,8 +53,7 @@ class SpecialRun:
             self._deliver(emitted)
 
     def _begin(self) -> None:
-        turns = self._run.begin()
-        assert isinstance(turns, JoiningTurns)
+        turns = cast(JoiningTurns, self._run.begin())  # as the kind of its steps says
         turns.share()
         self.turns = turns
 

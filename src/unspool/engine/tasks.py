@@ -15,7 +15,8 @@ from unspool.cache.paged.moving import MovedRows
 from unspool.decoding.among import Needs, make_finish, take_apart
 from unspool.decoding.finish import Finish
 from unspool.decoding.forwards import join_chunks
-from unspool.decoding.loop import Emitted, JoiningTurns
+from unspool.decoding.joining import JoiningTurns
+from unspool.decoding.loop import Emitted
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.reader import answer_at_once
 from unspool.decoding.record import list_reported

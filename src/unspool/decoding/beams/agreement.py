@@ -23,9 +23,10 @@ class Agreement:
         """The prompts whose sequences are not all emitted."""
         return list(self._num_sure)
 
-    def admit(self, other: Agreement, first: int) -> None:
-        """Take in other prompts, of which the first has the number `first` from now on."""
-        self._num_sure |= {first + prompt: count for prompt, count in other._num_sure.items()}
+    def admit(self, others: Sequence[Agreement], firsts: Sequence[int]) -> None:
+        """Take in other prompts, of which the first ones have these numbers from now on."""
+        for other, first in zip(others, firsts, strict=True):
+            self._num_sure |= {first + prompt: count for prompt, count in other._num_sure.items()}
 
     def forget(self, prompts: Iterable[int]) -> None:
         """Emit no more of some prompts."""

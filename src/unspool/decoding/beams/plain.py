@@ -237,15 +237,17 @@ class PlainBeams:
             raise ValueError("beams of which a trace is kept are stepped by their own call")
         self._is_shared = self._rows_may_leave = True
 
-    def admit(self, other: PlainBeams, first: int, finish: Finish) -> None:
-        """Take in other prompts, of which the first has the number `first` from now on; `finish` has the stops of all.
+    def admit(self, others: Sequence[PlainBeams], firsts: Sequence[int], finish: Finish) -> None:
+        """Take in other prompts, of which the first ones have these numbers from now on; `finish` has the stops of all.
 
         Rows and scorer have them already.
         """
-        if replace(self._settings, max_new_tokens=0) != replace(other._settings, max_new_tokens=0):
-            raise ValueError("beams that are ranked in different ways are stepped by their own calls")
-        self._searches |= {first + prompt: search for prompt, search in other._searches.items()}
-        self._active += [first + prompt for prompt in other._active]
+        alike = replace(self._settings, max_new_tokens=0)
+        for other, first in zip(others, firsts, strict=True):
+            if replace(other._settings, max_new_tokens=0) != alike:
+                raise ValueError("beams that are ranked in different ways are stepped by their own calls")
+            self._searches |= {first + prompt: search for prompt, search in other._searches.items()}
+            self._active += [first + prompt for prompt in other._active]
         self.finish = finish
 
     def drop(self, prompts: Collection[int]) -> None:

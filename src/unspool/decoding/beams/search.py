@@ -7,6 +7,7 @@ which continuations go on and which have ended; that is a `Beams`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from unspool.cache import Cache
@@ -109,24 +110,27 @@ class BeamTurns:
     def settle(self) -> None:
         """Leave nothing half done: rows are about to come or to go."""
 
-    def admit(self, other: BeamTurns, cache: Cache) -> int:
-        """Take in the beams of other turns at work, after these; `cache` holds the keys of both. The others are used up.
+    def admit(self, others: Sequence[BeamTurns], cache: Cache) -> list[int]:
+        """Take in the beams of other turns at work, after these; `cache` holds the keys of all. The others are used up.
 
-        Returns the number that the others' sequence 0 has among these.
+        Returns the number that sequence 0 of each has among these.
         """
-        self.share()
-        other.share()
-        self.settle()
-        other.settle()
-        mine, theirs = self._find_plain(), other._find_plain()
-        first, self._num_prompts = self._num_prompts, self._num_prompts + other._num_prompts
-        own, others = list(self._rows.numbers), list(other._rows.numbers)
-        first_row = first * mine.num_beams
-        shifts = self._rows.admit(other._rows, [first_row + number for number in others])
-        self._scorer.admit(other._scorer, cache, Joining((len(own), len(others)), first_row, shifts))
-        mine.admit(theirs, first, JoinedFinish.of(mine.finish, own, theirs.finish, others, first_row, shifts))
-        self._agreement.admit(other._agreement, first)
-        return first * self._num_returned
+        sets = [self, *others]
+        for one in sets:
+            one.share()
+            one.settle()
+        beams = [one._find_plain() for one in sets]
+        numbers = [list(one._rows.numbers) for one in sets]
+        firsts = list(accumulate([one._num_prompts for one in sets], initial=0))
+        self._num_prompts = firsts.pop()
+        first_rows = [first * beams[0].num_beams for first in firsts]
+        shifts = self._rows.admit([one._rows for one in others], first_rows[1:])
+        joining = Joining([len(own) for own in numbers], first_rows, shifts)
+        self._scorer.admit([one._scorer for one in others], cache, joining)
+        finish = JoinedFinish.of([one.finish for one in beams], numbers, joining)
+        beams[0].admit(beams[1:], firsts[1:], finish)
+        self._agreement.admit([one._agreement for one in others], firsts[1:])
+        return [first * self._num_returned for first in firsts[1:]]
 
     def drop(self, numbers: Collection[int]) -> None:
         """Let the prompts of sequences go before their searches have ended; not all that there are."""

@@ -67,11 +67,12 @@ class Dola(Readout):
         for first, kept in self._kept:
             kept.append((first, numbers, chosen))
 
-    def admit(self, other: Dola, first: int) -> None:
+    def admit(self, others: Sequence[Dola], firsts: Sequence[int]) -> None:
         """Take in rows that are contrasted with the same layers; what is chosen for them is kept where it was."""
-        if (other._layers, other._contrast) != (self._layers, self._contrast) or self.needs_every_row:
-            raise ValueError("rows that are contrasted in different ways can't be read by one readout")
-        self._kept += [(number + first, kept) for number, kept in other._kept]
+        for other, first in zip(others, firsts, strict=True):
+            if (other._layers, other._contrast) != (self._layers, self._contrast) or self.needs_every_row:
+                raise ValueError("rows that are contrasted in different ways can't be read by one readout")
+            self._kept += [(number + first, kept) for number, kept in other._kept]
 
     def result(self, emitted: Sequence[Sequence[int]]) -> dict[str, Any]:
         """The layer that each emitted token was contrasted with, one list per row of the call."""

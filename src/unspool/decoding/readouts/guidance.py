@@ -80,15 +80,15 @@ class Guidance(Readout):
         self._lengths = [self._lengths[row] for row in index]
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
 
-    def admit(self, other: Guidance, first: int) -> None:  # noqa: ARG002 - rows are known by their places here
+    def admit(self, others: Sequence[Guidance], firsts: Sequence[int]) -> None:  # noqa: ARG002 - here rows have places
         """Take in rows that are led away from prompts of their own by the same scale."""
-        if other._guide != self._guide:
+        if any(one._guide != self._guide for one in others):
             raise ValueError("rows that are guided by different scales can't be read by one readout")
-        width = max(self._others.shape[1], other._others.shape[1])
-        parts = (self._others, other._others.to(self._others.device))
-        self._others = torch.cat([F.pad(one, (0, width - one.shape[1])) for one in parts])
-        self._lengths = self._lengths + other._lengths
-        self._prompt_lengths = self._prompt_lengths + other._prompt_lengths
+        readouts = (self, *others)
+        width = max(one._others.shape[1] for one in readouts)
+        self._others = torch.cat([F.pad(one._others, (0, width - one._others.shape[1])) for one in readouts])
+        self._lengths = [length for one in readouts for length in one._lengths]
+        self._prompt_lengths = [length for one in readouts for length in one._prompt_lengths]
 
     def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # both are normalised always
         """Guided log-probabilities, not normalised again: as in the reference, `renormalize_logits` does that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -53,7 +54,7 @@ class SpeculativeTurns:
     reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
     plain: TokenTurns | None = None  # for turns without guesses
     stretch: StretchTurns | None = None  # the same, where they can be taken several at a time
-    next_number: int = 0  # the highest number that a row has had, once others have come in
+    num_numbers: int = 0  # that rows have had, once others have come in
 
     @property
     def reads_choice(self) -> bool:
@@ -83,26 +84,33 @@ class SpeculativeTurns:
     def settle(self) -> None:
         """Nothing is half done."""
 
-    def admit(self, other: SpeculativeTurns, cache: Cache) -> int:
-        """Take in the rows of other turns at work, after these; `cache` holds the keys of both. The others are used up.
+    def admit(self, others: Sequence[SpeculativeTurns], cache: Cache) -> list[int]:
+        """Take in the rows of other turns at work, after these; `cache` holds the keys of all. The others are used up.
 
-        Returns the number that the others' row 0 has among these. Drafts are as long as is best for these.
+        Returns the number that row 0 of each has among these. Drafts are as long as is best for these.
         """
-        self.share()
-        other.share()
-        own, others = list(self.rows.numbers), list(other.rows.numbers)
-        first = self.next_number = max(self.next_number, *own, *self.reasons) + 1
-        self.next_number += max(other.next_number, *others, *other.reasons)
-        self.rows.admit(other.rows, [first + number for number in others], is_ragged=True)
-        self.scorer.admit(other.scorer, cache, Joining((len(own), len(others)), first))
+        sets = [self, *others]
+        for one in sets:
+            one.share()
+        numbers = [list(one.rows.numbers) for one in sets]
+        firsts = list(accumulate([one.count_numbers() for one in sets], initial=0))
+        self.num_numbers = firsts.pop()
+        shifts = self.rows.admit([one.rows for one in others], firsts[1:], is_ragged=True)
+        joining = Joining([len(own) for own in numbers], firsts, shifts)
+        self.scorer.admit([one.scorer for one in others], cache, joining)
         assert isinstance(self.drafter, SharedDrafter)
-        self.drafter.admit(other.drafter)
-        self.finish = JoinedFinish.of(self.finish, own, other.finish, others, first)
-        self.max_lengths = self.max_lengths + other.max_lengths
-        self.speculation |= {first + number: one for number, one in other.speculation.items()}
+        self.drafter.admit([one.drafter for one in others])
+        self.finish = JoinedFinish.of([one.finish for one in sets], numbers, joining)
+        self.max_lengths = [most for one in sets for most in one.max_lengths]
+        for other, first in zip(others, firsts[1:], strict=True):
+            self.speculation |= {first + number: one for number, one in other.speculation.items()}
         self.reasons.clear()  # of rows that have left
         self.plain = self.stretch = None
-        return first
+        return firsts[1:]
+
+    def count_numbers(self) -> int:
+        """How many numbers rows have had."""
+        return max(self.num_numbers, *(number + 1 for number in (*self.rows.numbers, *self.reasons)))
 
     def drop(self, numbers: Collection[int]) -> None:
         """Let rows go before they have ended; not all that there are."""

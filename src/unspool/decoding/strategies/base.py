@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,9 +59,9 @@ class Strategy(Protocol):
         """What scores the next tokens."""
         ...
 
-    def admit(self, other: Any, cache: Cache, joining: Joining) -> None:
-        """Take in the rows of another strategy of the kind; raises if the two can't go on as one. `cache` holds the keys
-        of both."""
+    def admit(self, others: Sequence[Any], cache: Cache, joining: Joining) -> None:
+        """Take in the rows of other strategies of the kind; raises if they can't go on as one. `cache` holds the keys of
+        all."""
         ...
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:

@@ -81,14 +81,14 @@ class ContrastiveSearch:
         if self._nums is not None:
             self._nums = self._nums[torch.tensor(index, device=self._nums.device)]
 
-    def admit(self, other: Any, cache: Cache, joining: Joining) -> None:
+    def admit(self, others: Sequence[Any], cache: Cache, joining: Joining) -> None:
         """Take in rows that are searched in the same way, with their past states."""
-        if not isinstance(other, ContrastiveSearch) or (other._num, other._alpha) != (self._num, self._alpha):
-            raise ValueError("rows of contrastive searches that weigh differently can't be chosen by one strategy")
-        if self._nums is not None or other._nums is not None:
-            raise ValueError("rows that look at different numbers of candidates are stepped by their own call")
-        self.scorer.admit(other.scorer, cache, joining)
-        self._candidates.admit(other._candidates)
+        for one in (self, *others):
+            is_alike = isinstance(one, ContrastiveSearch) and (one._num, one._alpha) == (self._num, self._alpha)
+            if not is_alike or one._nums is not None:
+                raise ValueError("rows of contrastive searches that weigh differently can't be chosen by one strategy")
+        self.scorer.admit([one.scorer for one in others], cache, joining)
+        self._candidates.admit([one._candidates for one in others])
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""

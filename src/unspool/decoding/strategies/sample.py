@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,11 +82,11 @@ class Sample:
         """Let cache and processors follow rows that stay."""
         self.scorer.keep_rows(index)
 
-    def admit(self, other: Any, cache: Cache, joining: Joining) -> None:
+    def admit(self, others: Sequence[Any], cache: Cache, joining: Joining) -> None:
         """Take in rows that are chosen in the same way."""
-        if not isinstance(other, Sample) or other._do_sample != self._do_sample:
+        if not all(isinstance(one, Sample) and one._do_sample == self._do_sample for one in others):
             raise ValueError("rows of which some are drawn and others are not can't be chosen by one strategy")
-        self.scorer.admit(other.scorer, cache, joining)
+        self.scorer.admit([one.scorer for one in others], cache, joining)
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""

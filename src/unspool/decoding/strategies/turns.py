@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -34,7 +35,7 @@ class TokenTurns:
     record: Record
     rows_may_leave: bool
     reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
-    next_number: int = 0  # the highest number that a row has had, once others have come in
+    num_numbers: int = 0  # that rows have had, once others have come in
 
     def is_done(self) -> bool:
         """Whether every row has ended."""
@@ -110,23 +111,28 @@ class TokenTurns:
     def settle(self) -> None:
         """Leave nothing half done: rows are about to come or to go."""
 
-    def admit(self, other: TokenTurns, cache: Cache) -> int:
-        """Take in the rows of other turns at work, after these; `cache` holds the keys of both. The others are used up.
+    def admit(self, others: Sequence[TokenTurns], cache: Cache) -> list[int]:
+        """Take in the rows of other turns at work, after these; `cache` holds the keys of all. The others are used up.
 
-        Returns the number that the others' row 0 has among these.
+        Returns the number that row 0 of each has among these.
         """
-        self.share()
-        other.share()
-        self.settle()
-        other.settle()
-        own, others = list(self.rows.numbers), list(other.rows.numbers)
-        first = self.next_number = max(self.next_number, *own, *self.reasons) + 1
-        self.next_number += max(other.next_number, *others, *other.reasons)
-        shifts = self.rows.admit(other.rows, [first + number for number in others])
-        self.strategy.admit(other.strategy, cache, Joining((len(own), len(others)), first, shifts))
-        self.finish = JoinedFinish.of(self.finish, own, other.finish, others, first, shifts)
+        sets = [self, *others]
+        for one in sets:
+            one.share()
+            one.settle()
+        numbers = [list(one.rows.numbers) for one in sets]
+        firsts = list(accumulate([one.count_numbers() for one in sets], initial=0))
+        self.num_numbers = firsts.pop()
+        shifts = self.rows.admit([one.rows for one in others], firsts[1:])
+        joining = Joining([len(own) for own in numbers], firsts, shifts)
+        self.strategy.admit([one.strategy for one in others], cache, joining)
+        self.finish = JoinedFinish.of([one.finish for one in sets], numbers, joining)
         self.reasons.clear()  # of rows that have left
-        return first
+        return firsts[1:]
+
+    def count_numbers(self) -> int:
+        """How many numbers rows have had."""
+        return max(self.num_numbers, *(number + 1 for number in (*self.rows.numbers, *self.reasons)))
 
     def drop(self, numbers: Collection[int]) -> None:
         """Let rows go before they have ended; not all that there are."""

@@ -83,6 +83,6 @@ class Drafter(Protocol):
 class SharedDrafter(Drafter, Protocol):
     """A drafter that takes in the rows of others of its kind."""
 
-    def admit(self, other: Any) -> None:
-        """Take in another drafter's rows, after these."""
+    def admit(self, others: Sequence[Any]) -> None:
+        """Take in other drafters' rows, after these."""
         ...
