@@ -47,6 +47,26 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "output": {"return_dict_in_generate": True, "output_scores": True},
     "static": {"cache_implementation": "static"},
 }
+MARK = {"watermarking_config": {"bias": 3.0}}
+# Requests of a line are stepped as one set of rows, as far as their processors are alike.
+CROWDS: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({"num_beams": 3}, {"num_beams": 3, "max_new_tokens": 30}, {"num_beams": 3, "eos_token_id": None}),
+    ({"num_beams": 2, "repetition_penalty": 1.4}, {"num_beams": 2, "repetition_penalty": 1.1, "min_new_tokens": 4}),
+    tuple({"num_beams": 2, "do_sample": True, "seed": seed, "num_return_sequences": 2} for seed in range(3)),
+    ({"num_beams": 3, "early_stopping": True, "length_penalty": 0.3, "num_return_sequences": 2},),
+    ({"penalty_alpha": 0.6, "top_k": 4}, {"penalty_alpha": 0.6, "top_k": 4, "eos_token_id": None}),
+    ({"penalty_alpha": 0.4, "top_k": 3, "suppress_tokens": [7], "logprobs": 1},),
+    ({"guidance_scale": 1.7}, {"guidance_scale": 1.7, "max_new_tokens": 33}, {"guidance_scale": 0.5}),
+    ({"guidance_scale": 1.3, "do_sample": True, "top_k": 9, "seed": 4}, {"guidance_scale": 1.3, "logprobs": 2}),
+    ({"prompt_lookup_num_tokens": 3}, {"prompt_lookup_num_tokens": 3, "eos_token_id": None, "max_new_tokens": 40}),
+    tuple({"prompt_lookup_num_tokens": 2, "do_sample": True, "seed": seed, "top_k": 9} for seed in range(2)),
+    ({"prompt_lookup_num_tokens": 3, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "logprobs": 2},),
+    ({"prompt_lookup_num_tokens": 3, "num_return_sequences": 2, "do_sample": True, "seed": 3, **MARK},),
+    ({"dola_layers": "high"}, {"dola_layers": "high", "max_new_tokens": 30}, {"dola_layers": [0, 2]}),
+    tuple({"dola_layers": "low", "do_sample": True, "seed": seed, "num_return_sequences": 2} for seed in range(2)),
+    ({"dola_layers": "high", "repetition_penalty": 1.3, "min_new_tokens": 6, "logprobs": 1},),
+    ({"num_beams": 2, **MARK}, {"num_beams": 2, "forced_eos_token_id": 2}),
+)
 LAYERED = {
     **REQUESTS,
     "dola": {"dola_layers": "high"},
@@ -68,7 +88,7 @@ def check(one: Any, other: Any) -> None:
         return
     assert one.token_ids == other.token_ids
     assert one.finish_reasons == other.finish_reasons and one.texts == other.texts
-    assert one.prompt_token_ids == other.prompt_token_ids
+    assert one.prompt_token_ids == other.prompt_token_ids and one.dola_layers == other.dola_layers
     for told, expected in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
         assert (told is None) == (expected is None)
         if told is not None and expected is not None:
@@ -150,6 +170,15 @@ def test_any_mix_of_a_fake_model(data: st.DataObject) -> None:
 @given(st.data())
 def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
     run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_any_crowd_of_a_few_kinds(data: st.DataObject) -> None:
+    """Rows that are stepped as sets come and go at any step, and are sent back when memory is short."""
+    lines = data.draw(st.lists(st.sampled_from(CROWDS), min_size=1, max_size=2))
+    kinds = {str(place): one for place, one in enumerate(one for line in lines for one in line)}
+    run_mix(data, make_lm(FakeWithLayers()), kinds, data.draw(st.sampled_from([400, 30, 14])))
 
 
 @settings(max_examples=10)

@@ -27,6 +27,10 @@ class JoiningTurns(Turns, Protocol):
         up. Returns the number that what was row 0 of each has among these."""
         ...
 
+    def find_places(self, numbers: Collection[int]) -> list[int]:
+        """The rows of the cache that rows of the output are written from."""
+        ...
+
     def drop(self, numbers: Collection[int]) -> None:
         """Let rows of the output go before they have ended; not all that there are."""
         ...

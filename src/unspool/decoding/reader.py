@@ -302,7 +302,7 @@ class Reader:
         assert self.ready is not None
         if branches > 1 and self._divides_rows:
             self.num_parts = branches
-        spread = self._spread(index)
+        spread = self.spread(index)
         if branches > 1 and self._can_branch():
             self.cache = branch_rows(self.cache, branches)
         else:
@@ -319,7 +319,7 @@ class Reader:
 
     def reorder_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow beams: row `i` goes on from what row `index[i]` was, within its own prompt."""
-        self.cache.select_rows(self._spread(index))
+        self.cache.select_rows(self.spread(index))
 
     @property
     def can_follow(self) -> bool:
@@ -336,7 +336,7 @@ class Reader:
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow rows that stay while others leave."""
-        spread = self._spread(index)
+        spread = self.spread(index)
         self.cache.select_rows(spread)
         self._select_prompts(index)
         self._select_ready(spread)
@@ -382,7 +382,7 @@ class Reader:
             own = held if ROLL_BACK in self.cache.can else [0] * len(held)
             self.cache.truncate(own + [0] * len(held) * (num_sets - 1))
 
-    def _spread(self, index: Sequence[int]) -> list[int]:
+    def spread(self, index: Sequence[int]) -> list[int]:
         """Rows of the cache for rows of the call: in every set the same."""
         num_sets = self.readout.num_sets
         size = len(self.cache.lengths) // num_sets

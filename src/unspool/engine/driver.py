@@ -197,6 +197,8 @@ class Driver:
         if self._plain.runs_ahead and self.scheduler.is_short:
             self._note(self._plain.land_all())  # rows that are sent back must know all their tokens
             self._memory.begin_turn()
+        if self._sets and self.scheduler.is_short:
+            self._sets.count_held()
         turn = self.scheduler.plan(time.monotonic())
         for number in turn.expired:
             self._stop(number, "deadline")

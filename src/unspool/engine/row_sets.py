@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unspool.cache import PagedCache
-from unspool.cache.paged.joint import let_go
+from unspool.cache.paged.joint import let_go, list_blocks
 from unspool.decoding.joining import JoiningTurns
 from unspool.decoding.loop import Emitted
 from unspool.engine.passes import PassJob
@@ -130,6 +130,12 @@ class RowSet:
                 self._members[task] = _Member(numbers, member.passes_before + other._num_turns - self._num_turns)
             self._owners |= {first + number: task for number, task in other._owners.items()}
 
+    def count_held(self) -> None:
+        """Let the scheduler know what every request holds."""
+        for task, member in self._members.items():
+            places = self._turns.find_places(member.numbers)
+            task.entry.held = len({block for place in places for block in list_blocks(self._cache, place)})
+
     def drop(self, task: SpecialTask) -> None:
         """Let a request go before it has ended; if a turn is under way its rows leave after that."""
         numbers = self._members[task].numbers
@@ -193,6 +199,11 @@ class RowSets:
         except Exception as error:
             self._fail([held], error)
         self._tidy(held)
+
+    def count_held(self) -> None:
+        """Let the scheduler know what every request holds."""
+        for one in self:
+            one.count_held()
 
     def begin_turns(self) -> None:
         """Begin the next turn of every set; those of one kind that can be one become one."""

@@ -424,7 +424,8 @@ class SpecialTask(Task):
         return all(self.run.reasons)
 
     def restart(self, *, joins: bool) -> None:
-        """Begin again, with what was handed over known; stepped with others only if it `joins` them."""
+        """Begin again, with what was handed over known: sent back, to join others once more, or after an error of theirs,
+        alone."""
         if self.special is not None:
             self.special.stop()
         self.special, self._news, self._is_entered = None, Emitted({}, {}), False
@@ -433,6 +434,8 @@ class SpecialTask(Task):
         entry, needs = self.entry, self.needs
         entry.unread, entry.num_prompts, entry.wanted = needs.longest_prompt, needs.num_prompts, self._first_wanted
         entry.held = entry.moved = 0
+        if joins:  # it was sent back: now it is promised all that it may take, so that it begins no third time
+            entry.can_move = False
 
     def move_out(self) -> None:
         """Let others have its blocks."""

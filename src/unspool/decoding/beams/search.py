@@ -132,6 +132,11 @@ class BeamTurns:
         self._agreement.admit([one._agreement for one in others], firsts[1:])
         return [first * self._num_returned for first in firsts[1:]]
 
+    def find_places(self, numbers: Collection[int]) -> list[int]:
+        """The rows of the cache that sequences of these numbers are searched in."""
+        prompts, num_beams = {number // self._num_returned for number in numbers}, self._find_plain().num_beams
+        return [place for place, number in enumerate(self._rows.numbers) if number // num_beams in prompts]
+
     def drop(self, numbers: Collection[int]) -> None:
         """Let the prompts of sequences go before their searches have ended; not all that there are."""
         self.settle()

@@ -134,6 +134,10 @@ class TokenTurns:
         """How many numbers rows have had."""
         return max(self.num_numbers, *(number + 1 for number in (*self.rows.numbers, *self.reasons)))
 
+    def find_places(self, numbers: Collection[int]) -> list[int]:
+        """The rows of the cache that rows of these numbers have."""
+        return self.reader.spread([place for place, number in enumerate(self.rows.numbers) if number in numbers])
+
     def drop(self, numbers: Collection[int]) -> None:
         """Let rows go before they have ended; not all that there are."""
         self.settle()
