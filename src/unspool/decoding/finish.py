@@ -250,7 +250,10 @@ class JoinedFinish(Finish):
         self, rows: Rows, new_tokens: Sequence[Sequence[int]], scores: StepTensors | None
     ) -> list[str | None]:
         """Every part's own reasons for its own rows."""
-        width, reasons = max(rows.ends), self.explain_tokens([own[-1] for own in new_tokens], max(rows.ends), rows.numbers)
+        width, reasons = (
+            max(rows.ends),
+            self.explain_tokens([own[-1] for own in new_tokens], max(rows.ends), rows.numbers),
+        )
         if self.needs_device:
             history = rows.history()
             for part in self._list_parts():
@@ -281,9 +284,9 @@ class JoinedFinish(Finish):
     ) -> list[str | None]:
         """Why rows of these numbers are done with a token each; nothing is said of those whose stops must see them, and
         of those that have left."""
-        if self._ends is not None and (self._next_limit is None or width < self._next_limit):
-            if self._ends.isdisjoint(tokens):
-                return [None] * len(tokens)
+        is_short = self._next_limit is None or width < self._next_limit
+        if is_short and self._ends is not None and self._ends.isdisjoint(tokens):
+            return [None] * len(tokens)
         assert numbers is not None
         found: list[str | None] = []
         for token, number in zip(tokens, numbers, strict=True):

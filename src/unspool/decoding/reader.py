@@ -342,8 +342,8 @@ class Reader:
         self._select_ready(spread)
 
     def admit(self, others: Sequence[Reader], cache: Cache, joining: Joining) -> None:
-        """Take in the rows of other readers of the model, whose prompts are read too. `cache` holds the keys of all, one
-        reader's after the other's."""
+        """Take in the rows of other readers of the model, whose prompts are read too. `cache` holds the keys
+        of all, one reader's after the other's."""
         readers = [self, *others]
         for other in others:
             is_alike = type(self.readout) is type(other.readout) and self._plain_want == other._plain_want

@@ -285,8 +285,8 @@ class Rows:
     def admit(
         self, others: Sequence[Rows], firsts: Sequence[int] | None = None, *, is_ragged: bool = False
     ) -> list[int]:
-        """Take in the rows of other sets, after these; what was row 0 of each has the number in `firsts` from now on, or
-        they are numbered through. The others are used up.
+        """Take in the rows of other sets, after these; what was row 0 of each has the number in `firsts` from now on,
+        or they are numbered through. The others are used up.
 
         Returns how many columns to the right these rows and those of each other set stand from now on: all end in one
         column, but for `is_ragged` rows, which keep their own. All sets must hide their padding, or rows would see

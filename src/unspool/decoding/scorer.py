@@ -215,6 +215,7 @@ class Scorer:
     def forget(self, num_steps: int) -> None:
         """Undo the last steps, each of one token per row."""
         self.reader.forget(num_steps)
+        self._readout.forget(num_steps)
         self._given, self._before = self._before, None
 
     def _keep_states(self, forward: Forward, rows: Rows) -> None:

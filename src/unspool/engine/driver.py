@@ -25,8 +25,8 @@ from unspool.engine.passes import Passes, PassJob, mark_stream
 from unspool.engine.plain import PlainRows
 from unspool.engine.prefixes import PrefixIndex
 from unspool.engine.request import Request, make_fork_error
-from unspool.engine.scheduler import Limits, Scheduler, Status, Turn
 from unspool.engine.row_sets import RowSet, RowSets
+from unspool.engine.scheduler import Limits, Scheduler, Status, Turn
 from unspool.engine.special_tasks import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
 from unspool.engine.suspended import count_wanted

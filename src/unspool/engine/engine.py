@@ -30,8 +30,8 @@ from unspool.engine.memory import BlockLayout, EngineMemory
 from unspool.engine.request import Request
 from unspool.engine.results import results_as_they_finish, results_in_order
 from unspool.engine.scheduler import HIGHEST, LOWEST, Entry, Limits
-from unspool.engine.suspended import import_greenlet
 from unspool.engine.stats import EngineStats
+from unspool.engine.suspended import import_greenlet
 from unspool.engine.tasks import PlainTask, SpecialTask
 from unspool.errors import EngineError, ResourceError, SettingError, UnsupportedError
 from unspool.kernels.presence import refuse_forked

@@ -1,8 +1,8 @@
 """Requests that do more than choose one token per row: each reads its prompts in a greenlet that is suspended where it
 asks, and so do all steps of those that can't share theirs with others.
 
-`Run.answer` is replaced by a switch to the engine. So whatever a plug-in or a caller adds runs as it does alone, and its
-asks join the passes of everybody else.
+`Run.answer` is replaced by a switch to the engine. So whatever a plug-in or a caller adds runs as it does alone, and
+its asks join the passes of everybody else.
 """
 
 from __future__ import annotations

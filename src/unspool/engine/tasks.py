@@ -396,9 +396,7 @@ class SpecialTask(Task):
         entry.unread, entry.status = 0, Status.RUNNING
         return turns, cache
 
-    def note_tokens(
-        self, row: int, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: str | None
-    ) -> None:
+    def note_tokens(self, row: int, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: str | None) -> None:
         """Take what a step of a set wrote to one of its rows."""
         news = self._news
         news.tokens.setdefault(row, []).extend(tokens)
@@ -424,8 +422,7 @@ class SpecialTask(Task):
         return all(self.run.reasons)
 
     def restart(self, *, joins: bool) -> None:
-        """Begin again, with what was handed over known: sent back, to join others once more, or after an error of theirs,
-        alone."""
+        """Begin again, with what was handed over known: to join others once more, or after an error of theirs alone."""
         if self.special is not None:
             self.special.stop()
         self.special, self._news, self._is_entered = None, Emitted({}, {}), False

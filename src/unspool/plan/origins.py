@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy
-from typing import Any, Literal
+from copy import copy, deepcopy
+from typing import Any, Final, Literal
 
-from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config import PARAMETERS, BaseWatermarkingConfig, GenerationConfig
 from unspool.config.hosted import FOREIGN
 from unspool.config.parameters import ARGUMENTS, TEXT_ARGUMENTS
 from unspool.config.rules import check_settings
@@ -17,6 +17,7 @@ from unspool.wording import suggest
 
 Origin = Literal["default", "model", "config", "call"]
 
+_CHANGEABLE: Final = (list, dict, BaseWatermarkingConfig)
 _merged: Memo[tuple[GenerationConfig, dict[str, Origin]]] = Memo()
 
 SPOKEN: dict[str, str] = {
@@ -60,11 +61,17 @@ def merge(
         found = _merge(*layers)
         if key is None:
             return found
+        found = _copy(found[0]), found[1]  # what callers gave may be changed by them
         _merged.keep(key, found)
-    merged = copy(found[0])
-    values = vars(merged)
-    values.update({name: copy(value) for name, value in values.items() if type(value) in (list, dict)})
-    return merged, dict(found[1])
+    return _copy(found[0]), dict(found[1])
+
+
+def _copy(config: GenerationConfig) -> GenerationConfig:
+    """A config whose values are nobody else's."""
+    made = copy(config)
+    values = vars(made)
+    values.update({name: deepcopy(value) for name, value in values.items() if isinstance(value, _CHANGEABLE)})
+    return made
 
 
 def _merge(

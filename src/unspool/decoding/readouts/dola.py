@@ -67,6 +67,11 @@ class Dola(Readout):
         for first, kept in self._kept:
             kept.append((first, numbers, chosen))
 
+    def forget(self, num_steps: int) -> None:
+        """Keep nothing of the last steps."""
+        for _, kept in self._kept:
+            del kept[len(kept) - num_steps :]
+
     def admit(self, others: Sequence[Dola], firsts: Sequence[int]) -> None:
         """Take in rows that are contrasted with the same layers; what is chosen for them is kept where it was."""
         for other, first in zip(others, firsts, strict=True):

@@ -80,7 +80,7 @@ class Guidance(Readout):
         self._lengths = [self._lengths[row] for row in index]
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
 
-    def admit(self, others: Sequence[Guidance], firsts: Sequence[int]) -> None:  # noqa: ARG002 - here rows have places
+    def admit(self, others: Sequence[Guidance], firsts: Sequence[int]) -> None:
         """Take in rows that are led away from prompts of their own by the same scale."""
         if any(one._guide != self._guide for one in others):
             raise ValueError("rows that are guided by different scales can't be read by one readout")

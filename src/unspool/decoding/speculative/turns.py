@@ -21,10 +21,11 @@ from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.speculative.drafters.base import ACCEPT_STREAM, Draft, Drafter, SharedDrafter
 from unspool.decoding.speculative.policy import CheckedTurn, Policy
-from unspool.decoding.speculative.verify import choose_against, choose_token
+from unspool.decoding.speculative.verify import choose_against
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
 from unspool.decoding.strategies.turns import TokenTurns, check_shared
+from unspool.decoding.tails import choose_token
 from unspool.kernels.sending import fetch_once
 from unspool.logits.fused import FusedTail
 from unspool.outputs import Speculation

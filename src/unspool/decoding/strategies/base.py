@@ -60,8 +60,8 @@ class Strategy(Protocol):
         ...
 
     def admit(self, others: Sequence[Any], cache: Cache, joining: Joining) -> None:
-        """Take in the rows of other strategies of the kind; raises if they can't go on as one. `cache` holds the keys of
-        all."""
+        """Take in the rows of other strategies of the kind; raises if they can't go on as one. `cache` holds the
+        keys of all."""
         ...
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:

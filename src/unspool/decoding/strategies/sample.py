@@ -10,12 +10,11 @@ import torch
 from unspool.cache import ROLL_BACK, UNDO, Cache
 from unspool.decoding.rows import Joining, Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.select import draw, take_likeliest
 from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.choosing import ChosenSteps, LogitsChoice
 from unspool.decoding.strategies.pass_choice import PassChoices
 from unspool.decoding.stretching import launch_steps, takes_stretches
-from unspool.decoding.tails import draw_from_tail
+from unspool.decoding.tails import choose_token
 from unspool.errors import NoTokenLeftError
 
 
@@ -32,13 +31,9 @@ class Sample:
     def step(self, rows: Rows) -> Chosen:
         """Choose every row's next token."""
         result = self.scorer.next_logits(rows, whole=not self._do_sample)
-        if not self._do_sample:
-            tokens = result.likeliest if result.likeliest is not None else take_likeliest(result.scores)
-            return Chosen(tokens[:, None], result.logits)
-        if result.tail is None:
-            tokens = draw(result.scores, rows.uniforms())
-        else:
-            tokens = draw_from_tail(result.tail, result.scores, rows.uniforms())
+        if result.likeliest is not None and not self._do_sample:
+            return Chosen(result.likeliest[:, None], result.logits)
+        tokens = choose_token(result.scores, rows.uniforms() if self._do_sample else None, result.tail)
         return Chosen(tokens[:, None], result.logits)
 
     def launch(self, rows: Rows, num_steps: int) -> torch.Tensor | None:

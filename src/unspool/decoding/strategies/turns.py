@@ -11,8 +11,8 @@ import torch
 from unspool.cache import Cache
 from unspool.decoding.finish import Finish, JoinedFinish
 from unspool.decoding.loop import Emitted, Result
-from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.reader import Reader
+from unspool.decoding.record import Record, read_logprobs
 from unspool.decoding.rows import Joining, Rows
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
