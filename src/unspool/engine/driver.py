@@ -62,6 +62,7 @@ class Driver:
         self._tasks: dict[int, Task] = {}
         self._specials = SpecialTasks(self.scheduler, memory, self._finish, self._fail, self._join)
         self._sets = RowSets(self._finish, self._begin_again)
+        self.scheduler.on_short = self._sets.count_held
         self.counters = Counters()
         self.inbox = Inbox(limits.tokens_per_pass)
         self.death: EngineError | None = None
@@ -197,8 +198,6 @@ class Driver:
         if self._plain.runs_ahead and self.scheduler.is_short:
             self._note(self._plain.land_all())  # rows that are sent back must know all their tokens
             self._memory.begin_turn()
-        if self._sets and self.scheduler.is_short:
-            self._sets.count_held()
         turn = self.scheduler.plan(time.monotonic())
         for number in turn.expired:
             self._stop(number, "deadline")

@@ -20,6 +20,14 @@ from unspool.engine.suspended import Suspended
 from unspool.engine.tasks import SpecialTask
 
 
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """Whose a row of a set is."""
+
+    task: SpecialTask
+    row: int  # of the request
+
+
 @dataclass(slots=True)
 class _Member:
     """A request of a set."""
@@ -35,7 +43,7 @@ class RowSet:
         self._turns, self._cache = turns, cache
         numbers = range(task.run.num_rows)
         self._members = {task: _Member(numbers, task.run.stats.forward_passes)}
-        self._owners = dict.fromkeys(numbers, task)
+        self._owners = {number: _Owner(task, number) for number in numbers}
         self._num_turns = 0
         self._work: Suspended | None = None  # the turn that is under way
         self._leaving: list[range] = []  # rows that leave when it is over
@@ -97,18 +105,14 @@ class RowSet:
         emitted: Emitted = self._work.value
         self._work = None
         ended: list[SpecialTask] = []
-        touched: dict[SpecialTask, None] = {}
         owners, logprobs, finished = self._owners, emitted.logprobs, emitted.finished
         for number, tokens in emitted.tokens.items():
-            task = owners.get(number)
-            if task is None:
-                continue  # it has been dropped
-            row = number - self._members[task].numbers.start
-            task.note_tokens(row, tokens, logprobs.get(number), finished.get(number))
-            if task.has_news:
-                touched[task] = None
-        for task in touched:
-            member = self._members[task]
+            owner = owners.get(number)
+            if owner is not None:  # else it has been dropped
+                owner.task.note_tokens(owner.row, tokens, logprobs.get(number), finished.get(number))
+        for task, member in list(self._members.items()):
+            if not task.has_news:
+                continue
             if task.hand_over(member.passes_before + self._num_turns):
                 self._forget(task)
                 ended.append(task)
@@ -128,7 +132,7 @@ class RowSet:
             for task, member in other._members.items():
                 numbers = range(first + member.numbers.start, first + member.numbers.stop)
                 self._members[task] = _Member(numbers, member.passes_before + other._num_turns - self._num_turns)
-            self._owners |= {first + number: task for number, task in other._owners.items()}
+            self._owners |= {first + number: owner for number, owner in other._owners.items()}
 
     def count_held(self) -> None:
         """Let the scheduler know what every request holds."""

@@ -399,7 +399,10 @@ class SpecialTask(Task):
     def note_tokens(self, row: int, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: str | None) -> None:
         """Take what a step of a set wrote to one of its rows."""
         news = self._news
-        news.tokens.setdefault(row, []).extend(tokens)
+        if row in news.tokens:
+            news.tokens[row] += tokens
+        else:
+            news.tokens[row] = list(tokens)
         if logprobs is not None:
             news.logprobs.setdefault(row, []).extend(logprobs)
         if reason is not None:
@@ -408,7 +411,8 @@ class SpecialTask(Task):
     @property
     def has_news(self) -> bool:
         """Whether what it wrote is to be handed over now: it is the first or the last, or somebody waits for it."""
-        return self.first_at is None or bool(self._news.finished) or self.request.is_heard
+        news = self._news
+        return bool(news.tokens) and (self.first_at is None or bool(news.finished) or self.request.is_heard)
 
     def hand_over(self, num_passes: int) -> bool:
         """Give its reader what it wrote; whether it has ended."""
