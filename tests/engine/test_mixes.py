@@ -227,7 +227,12 @@ def test_steps_are_taken_once_for_all_requests_of_a_kind(asked: dict[str, Any]) 
 def test_a_row_without_a_token_ends_its_own_request() -> None:
     """What goes wrong in a turn of a set ends the request at fault; the others begin again, unseen."""
     lm = make_lm(FakeWithLayers())
-    for asked in ({"num_beams": 2}, {"dola_layers": "high"}, {"guidance_scale": 1.5}, {"penalty_alpha": 0.6, "top_k": 3}):
+    for asked in (
+        {"num_beams": 2},
+        {"dola_layers": "high"},
+        {"guidance_scale": 1.5},
+        {"penalty_alpha": 0.6, "top_k": 3},
+    ):
         common = {**asked, "max_new_tokens": 20, "eos_token_id": None}
         with make_engine(lm) as engine, engine.expecting():
             good = [engine.submit([3 + place, 4], suppress_tokens=[9], **common) for place in range(3)]
@@ -244,7 +249,11 @@ def test_a_row_without_a_token_ends_its_own_request() -> None:
 def test_more_than_there_is_memory_for_waits() -> None:
     """Beams, lookups and contrastive searches beside plain requests, with memory for half of them: all are answered."""
     lm, common = make_lm(Fake()), {"max_new_tokens": 12, "eos_token_id": None}
-    kinds: list[dict[str, Any]] = [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}, {"penalty_alpha": 0.6, "top_k": 3}]
+    kinds: list[dict[str, Any]] = [
+        {"num_beams": 3},
+        {"prompt_lookup_num_tokens": 3},
+        {"penalty_alpha": 0.6, "top_k": 3},
+    ]
     asked = [({**common, **kinds[place % 3]} if place < 64 else common) for place in range(264)]
     prompts = [[3 + place % 19, 5 + place // 19 % 17, 4, 9, 4, 9] for place in range(264)]
     alone = {str((prompt, one)): lm.generate(prompt, **one) for prompt, one in zip(prompts, asked, strict=True)}

@@ -132,7 +132,9 @@ class Scheduler:
         self._phases: dict[int, tuple[int, int]] = {}  # plain entries that run: their place in that list, and rows
         self._spread: dict[int, Entry] = {}  # those of them whose rows part with the next step
         self.num_preemptions = 0
-        self.on_short: Callable[[], None] = _do_nothing  # called before blocks are taken: `held` may be of some time ago
+        self.on_short: Callable[[], None] = (
+            _do_nothing  # called before blocks are taken: `held` may be of some time ago
+        )
         # What passes may be as long as memory for larger ones is short.
         self._most_tokens, self._most_rows = limits.tokens_per_pass, limits.max_rows
         self._num_calm = 0  # turns since memory was short
