@@ -88,6 +88,7 @@ STORED_TYPES: dict[str, StoredType] = {
         StoredType("I8", 1, 1, dtype=torch.int8),
         StoredType("U8", 1, 1, dtype=torch.uint8),
         StoredType("BOOL", 1, 1, dtype=torch.bool),
+        StoredType("F8_E4M3", 1, 1, dtype=torch.float8_e4m3fn),
         StoredType("Q8_0", 32, 34, unpack=_unpack_q8_0),
         StoredType("Q4_0", 32, 18, unpack=_unpack_q4_0),
         StoredType("Q4_1", 32, 20, unpack=_unpack_q4_1),
