@@ -34,12 +34,13 @@ def open_quantised(
     if values is None and (folder / _OLD_SETTINGS).is_file():
         where = _OLD_SETTINGS
         values = {"quant_method": "gptq", **read_json_object(folder / _OLD_SETTINGS)}
-    if not isinstance(values, Mapping) or values.get("quant_method") not in FORMATS:
+    name = values.get("quant_method") if isinstance(values, Mapping) else None
+    if not isinstance(name, str) or name not in FORMATS:
         return config, tensors
     method = Method(values, where)
     turned = _TURNED.get(str(config.get("model_type")), ())
     plain = {name: value for name, value in config.items() if name != "quantization_config"}
-    return plain, QuantisedTensors(tensors, FORMATS[method.name], method, turned)
+    return plain, QuantisedTensors(tensors, FORMATS[name], method, turned)
 
 
 class QuantisedTensors:
