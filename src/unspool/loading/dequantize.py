@@ -10,6 +10,7 @@ import torch
 
 from unspool.errors import UnsupportedError
 from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, SUPER_KINDS, read_supers, split_nibbles
+from unspool.loading.codebooks import CODED
 
 CHUNK_BYTES = 8 << 20  # the size of a chunk of rows in float32
 
@@ -98,6 +99,7 @@ STORED_TYPES: dict[str, StoredType] = {
             StoredType(name, SUPER, SUPER_BYTES[kind], unpack=_unpack_supers(name))
             for name, kind in SUPER_KINDS.items()
         ),
+        *(StoredType(name, kind.numbers, kind.num_bytes, unpack=kind.dequantise) for name, kind in CODED.items()),
     )
 }
 

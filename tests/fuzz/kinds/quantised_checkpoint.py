@@ -26,7 +26,7 @@ def _read_parts(name: str) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def make(rng: Random) -> tuple[bytes, bytes]:
-    names = sorted(path.name for path in GOLDENS.iterdir() if path.is_dir())
+    names = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
     config, header, body = _read_parts(rng.choice(names))
     if rng.random() < 0.6:
         method = mutate_json(rng, config["quantization_config"], rng.choice((1, 1, 3)))

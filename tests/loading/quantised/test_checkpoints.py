@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from unspool.errors import LoadError, UnspoolError, UnsupportedError
 from unspool.loading.source import open_source
 
 GOLDENS = Path(__file__).parent / "goldens"
-CASES = sorted(path.name for path in GOLDENS.iterdir() if path.is_dir())
+CASES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
 INTEGERS = [name for name in CASES if "fp8" not in name]
 Tensors = dict[str, torch.Tensor]
 
@@ -210,7 +211,5 @@ def test_damaged_headers_and_words_never_end_in_another_error(case: str, tmp_pat
             data[place] ^= 1 << int(generator.integers(8))
         (folder / "model.safetensors").unlink()
         (folder / "model.safetensors").write_bytes(data)
-        try:
+        with suppress(LoadError, UnsupportedError):
             unspool.load(folder)
-        except (LoadError, UnsupportedError):
-            pass

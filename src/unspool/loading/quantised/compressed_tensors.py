@@ -13,8 +13,8 @@ import torch
 
 from unspool.errors import LoadError, UnsupportedError, excerpt
 from unspool.loading.quantised.format import Format, Found, Method, Parts, count_groups, list_modules
-from unspool.loading.quantised.matrix import Codes, FloatMatrix, GroupedMatrix, QuantisedMatrix, split_words
 from unspool.loading.quantised.fp8 import MOST_BLOCK, expand_blocks
+from unspool.loading.quantised.matrix import Codes, FloatMatrix, GroupedMatrix, QuantisedMatrix, split_words
 from unspool.loading.tensors import TensorFile
 
 _FORMATS: Final = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mixed-precision")
@@ -40,6 +40,15 @@ class _Scheme:
     def count_groups(self, columns: int) -> int:
         """How many scales a row has."""
         return count_groups(columns, self.group_size) if self.strategy == "group" else 1
+
+    def list_shapes(self, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """The shapes that the scales of a matrix may have."""
+        if self.strategy == "tensor":
+            return [(1,), (), (1, 1)]
+        if self.strategy == "block":
+            return [(-(-rows // self.block[0]), -(-columns // self.block[1]))]
+        groups = self.count_groups(columns)
+        return [(rows, groups), (rows,)] if groups == 1 else [(rows, groups)]
 
 
 @dataclass
@@ -126,7 +135,7 @@ def _read_packed(parts: Parts, schemes: list[_Scheme]) -> QuantisedMatrix:
     packed = parts.shape("weight_packed")
     if min(rows, columns) < 1 or len(packed) != 2 or packed[0] != rows:
         parts.fail(f"weight_shape says {[rows, columns]}, and weight_packed has {list(packed)}")
-    scheme = _choose(parts, schemes, rows, columns, lambda one: packed[1] == -(-columns * one.bits // 32))
+    scheme = _choose(parts, schemes, rows, columns, num_words=packed[1])
     words = parts.map("weight_packed", torch.int32, "I32", (rows, -(-columns * scheme.bits // 32)))
     return _make(parts, scheme, (rows, columns), words)
 
@@ -137,37 +146,41 @@ def _read_plain(parts: Parts, schemes: list[_Scheme]) -> QuantisedMatrix:
         parts.fail(f"weight has {len(shape)} dimensions")
     rows, columns = shape
     if parts.stored("weight") != "F8_E4M3":
-        scheme = _choose(parts, schemes, rows, columns, lambda one: True)
+        scheme = _choose(parts, schemes, rows, columns)
         return _make(parts, scheme, (rows, columns), parts.map("weight", torch.int8, "I8", (rows, columns)))
-    scheme = _choose(parts, schemes, rows, columns, lambda one: one.is_float, is_float=True)
+    scheme = _choose(parts, schemes, rows, columns, is_float=True)
     values = parts.map("weight", torch.float8_e4m3fn, "F8_E4M3", (rows, columns))
     if scheme.strategy == "block":
         block = scheme.block
     else:
         block = (rows if scheme.strategy == "tensor" else 1, -(-columns // scheme.count_groups(columns)))
     scales = parts.take_scales("weight_scale", parts.shape("weight_scale"))
-    return FloatMatrix((rows, columns), tuple(parts.names), values, expand_blocks(parts, scales, (rows, columns), block), block)
+    return FloatMatrix(
+        (rows, columns), tuple(parts.names), values, expand_blocks(parts, scales, (rows, columns), block), block
+    )
 
 
 def _choose(
-    parts: Parts, schemes: list[_Scheme], rows: int, columns: int, fits: Any, *, is_float: bool = False
+    parts: Parts,
+    schemes: list[_Scheme],
+    rows: int,
+    columns: int,
+    *,
+    num_words: int | None = None,  # of a packed row
+    is_float: bool = False,
 ) -> _Scheme:
     """The first scheme that the sizes of a module's tensors agree with."""
     scales = parts.shape("weight_scale")
+    has_zeros = parts.has("weight_zero_point")
     for scheme in schemes:
-        groups = scheme.count_groups(columns)
-        sizes = [(rows, groups)]
-        if scheme.strategy == "tensor":
-            sizes = [(1,), (), (1, 1)]
-        elif scheme.strategy == "block":
-            sizes = [(-(-rows // scheme.block[0]), -(-columns // scheme.block[1]))]
-        elif groups == 1:
-            sizes.append((rows,))
-        has_zeros = scheme.is_symmetric or parts.has("weight_zero_point")
-        if scheme.is_float == is_float and fits(scheme) and tuple(scales) in sizes and has_zeros:
+        fits_words = num_words in (None, -(-columns * scheme.bits // 32))
+        fits_zeros = scheme.is_symmetric or has_zeros
+        if scheme.is_float == is_float and fits_words and fits_zeros and scales in scheme.list_shapes(rows, columns):
             return scheme
-    wanted = "" if parts.has("weight_zero_point") else ", and there is no weight_zero_point"
-    parts.fail(f"the config has no scheme for weights of {[rows, columns]} with scales of {list(scales)}{wanted}")
+    missing = "" if has_zeros else ", and there is no weight_zero_point"
+    return parts.fail(
+        f"the config has no scheme for weights of {[rows, columns]} with scales of {list(scales)}{missing}"
+    )
 
 
 def _make(parts: Parts, scheme: _Scheme, shape: tuple[int, int], words: torch.Tensor) -> QuantisedMatrix:

@@ -91,7 +91,9 @@ class Parts:
         """The name of a tensor, which must be of one of the formats and of that shape."""
         found = self.shape(part)
         if found != shape:
-            self.fail(f"{part} has the shape {list(found)}, where the config and the other tensors make it {list(shape)}")
+            self.fail(
+                f"{part} has the shape {list(found)}, where the config and the other tensors make it {list(shape)}"
+            )
         if self.stored(part) not in stored:
             self.fail(f"{part} is stored as {self.stored(part)}, not as {' or '.join(stored)}")
         self.names.append(f"{self.module}.{part}")
@@ -118,7 +120,9 @@ class Parts:
         """The group of each column."""
         groups = self.take(part, torch.int32, ("I32",), (columns,)).long()
         if columns and not 0 <= int(groups.min()) <= int(groups.max()) < num_groups:
-            self.fail(f"{part} names groups from {int(groups.min())} to {int(groups.max())}, and there are {num_groups}")
+            self.fail(
+                f"{part} names groups from {int(groups.min())} to {int(groups.max())}, and there are {num_groups}"
+            )
         return groups
 
     def fail(self, problem: str) -> NoReturn:

@@ -35,12 +35,12 @@ def _read(parts: Parts, sizes: tuple[int, int] | None) -> FloatMatrix:
     values = parts.map("weight", torch.float8_e4m3fn, "F8_E4M3", (rows, columns))
     scales = parts.take_scales("weight_scale_inv", parts.shape("weight_scale_inv"))
     block = sizes if sizes is not None else (rows, columns)
-    return FloatMatrix((rows, columns), tuple(parts.names), values, expand_blocks(parts, scales, (rows, columns), block), block)
+    return FloatMatrix(
+        (rows, columns), tuple(parts.names), values, expand_blocks(parts, scales, (rows, columns), block), block
+    )
 
 
-def expand_blocks(
-    parts: Parts, scales: torch.Tensor, shape: tuple[int, int], block: tuple[int, int]
-) -> torch.Tensor:
+def expand_blocks(parts: Parts, scales: torch.Tensor, shape: tuple[int, int], block: tuple[int, int]) -> torch.Tensor:
     """Factors as (blocks of rows, blocks of columns); raises if there are more or fewer than blocks."""
     expected = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
     is_flat = expected[1] == 1 and scales.dim() < 2 and scales.numel() == expected[0]

@@ -8,10 +8,9 @@ from typing import Final
 
 import torch
 
-from unspool.kernels.cpu import BLOCK, Blocks
+from unspool.kernels.cpu.blocks import BLOCK, Blocks, round_halves
 
 CHUNK_NUMBERS: Final = 2 << 20  # numbers of a matrix that are made at once
-_LARGEST_HALF: Final = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,9 @@ class GroupedMatrix(QuantisedMatrix):
         for first in range(0, self.shape[0], self.rows_at_once):
             codes = self.read_codes(first, min(first + self.rows_at_once, self.shape[0]))
             scales, zeros = codes.scales[:, group], codes.zeros[:, group]
-            part = _pack_four(codes.values, scales, zeros) if self.bits == 4 else _pack_eight(codes.values, scales, zeros)
+            part = (
+                _pack_four(codes.values, scales, zeros) if self.bits == 4 else _pack_eight(codes.values, scales, zeros)
+            )
             if part is None:
                 return None
             made.append(part)
@@ -106,24 +107,18 @@ class GroupedMatrix(QuantisedMatrix):
         )
 
 
-def _fits_half(numbers: torch.Tensor) -> bool:
-    """Whether float16 has all of them, rounded to its 11 bits: none is too large, or so small that bits are lost."""
-    sizes = numbers.abs()
-    return bool((sizes <= _LARGEST_HALF).all() and ((sizes == 0) | (sizes >= torch.finfo(torch.float16).tiny)).all())
-
-
 def _pack_four(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Blocks | None:
-    minimums = zeros.float().neg_().mul_(scales) + 0.0  # no zero is negative
-    if not (_fits_half(scales) and _fits_half(minimums)):
-        return None
-    return Blocks(values.to(torch.uint8), scales.half(), minimums.half())
+    halves = round_halves(scales)
+    minimums = round_halves(zeros.float().neg_().mul_(scales) + 0.0)  # no zero is negative
+    return None if halves is None or minimums is None else Blocks(values.to(torch.uint8), halves, minimums)
 
 
 def _pack_eight(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Blocks | None:
     centred = values.view(values.shape[0], -1, BLOCK) - zeros[..., None]
-    if not _fits_half(scales) or int(centred.min()) < -128 or int(centred.max()) > 127:
+    halves = round_halves(scales)
+    if halves is None or int(centred.min()) < -128 or int(centred.max()) > 127:
         return None
-    return Blocks(centred.to(torch.int8).view(values.shape), scales.half(), None)
+    return Blocks(centred.to(torch.int8).view(values.shape), halves, None)
 
 
 def split_words(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -25,16 +25,16 @@ _OLD_SETTINGS: Final = "quantize_config.json"  # of GPTQ before transformers had
 _TURNED: Final = {"gpt2": (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")}
 
 
-def open_quantised(
-    config: dict[str, Any], tensors: TensorFile, folder: Path
-) -> tuple[dict[str, Any], TensorFile]:
+def open_quantised(config: dict[str, Any], tensors: TensorFile, folder: Path) -> tuple[dict[str, Any], TensorFile]:
     """A config without its quantization_config, and tensors under plain names; both as they are for other methods."""
     values = config.get("quantization_config")
     where = "config.json's quantization_config"
     if values is None and (folder / _OLD_SETTINGS).is_file():
         where = _OLD_SETTINGS
         values = {"quant_method": "gptq", **read_json_object(folder / _OLD_SETTINGS)}
-    name = values.get("quant_method") if isinstance(values, Mapping) else None
+    if not isinstance(values, Mapping):
+        return config, tensors
+    name = values.get("quant_method")
     if not isinstance(name, str) or name not in FORMATS:
         return config, tensors
     method = Method(values, where)
