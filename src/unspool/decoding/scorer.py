@@ -44,6 +44,7 @@ class Scorer:
         self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
         self._shows_all_rows = shows_all_rows  # and may know rows by their place: it is shown all of them
         self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them at last
+        self._logits: torch.Tensor | None = None  # as they came, if log-probabilities are asked for
         self._before: torch.Tensor | None = None  # the step's before it, if the cache can't go back to that one
         self._follow_processors(processors)
 
@@ -210,6 +211,8 @@ class Scorer:
         if ROLL_BACK not in self.reader.cache.can:
             self._before = self._given
         self._given = result.logits if self._readout.cuts else result.scores
+        if self.record.num_top is not None:
+            self._logits = result.logits
         return result
 
     def forget(self, num_steps: int) -> None:
@@ -299,6 +302,12 @@ class Scorer:
     def given(self) -> torch.Tensor | None:
         """The last step's logits (rows, vocab), as the processors were given them."""
         return self._given
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """The last step's logits (rows, vocab), as the model gave them, in a call that asks for log-probabilities."""
+        assert self._logits is not None
+        return self._logits
 
     @property
     def changes_logits(self) -> bool:

@@ -100,7 +100,6 @@ BEAMS = CallMethod(
     "num_beams",
     "{name} does not go with {num_beams:is {settings.num_beams}}: {why}; leave one of them out",
     (
-        CallPair("logprobs", "a beam's tokens are chosen together"),
         CallPair("mirostat_tau", "its state follows one sequence, and beams branch"),
         CallPair(
             lambda facts: facts.num_beams % facts.num_groups != 0,
