@@ -1,4 +1,4 @@
-"""Log-probabilities of what beam searches return: those of the model after the text before each token, by definition."""
+"""Log-probabilities of what beam searches return: those of the model after the text before each token."""
 
 from __future__ import annotations
 

@@ -227,15 +227,18 @@ class Scorer:
         self.record.keep_forward(forward, rows.pads(), starts, counts)
 
     # --- several positions at once -------------------------------------------------------------------
-    def keep_tried(self, forward: Forward, rows: Rows, num_taken: int, *, is_prompt: bool) -> None:
-        """Keep what a check returned for the positions of a lone row that were accepted, one entry each."""
-        if not self.record.keeps_states or num_taken == 0:
+    def keep_tried(self, forward: Forward, rows: Rows, num_taken: Sequence[int], *, is_prompt: bool) -> None:
+        """Keep what a check returned for the positions of each row that were accepted, one entry each."""
+        if not self.record.keeps_states or not any(num_taken):
             return
         if is_prompt:
             self._keep_states(forward, rows)
             return
+        if len(rows) > 1:
+            self.record.keep_taken(forward, rows.pads(), self.reader.starts, num_taken)
+            return
         num_new, start = self.reader.counts[0], self.reader.starts[0]
-        for place in range(num_taken):
+        for place in range(num_taken[0]):
             self.record.keep_forward(take_position(forward, place, num_new), rows.pads(), [start + place], [1])
 
     def foresee(self, rows: Rows, drafts: Sequence[list[int]]) -> None:
