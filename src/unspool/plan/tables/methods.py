@@ -57,7 +57,8 @@ GUIDANCE = CallMethod(
         ),
         CallPair(
             lambda facts: _has_encoder(facts) and not facts.shape.has_negative,
-            "an encoder must read something in place of the prompt; pass negative_prompt_ids (or negative_prompt)",
+            "an encoder must read something in place of the prompt, and no tokenizer puts tokens around empty texts; "
+            "pass negative_prompt_ids (or negative_prompt)",
         ),
         CallPair(
             lambda facts: _has_encoder(facts) and facts.shape.has_cache,
