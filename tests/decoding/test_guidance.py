@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from tests.conformance.cases import load_model
 from tests.decoding.test_sampling import critical
 from tests.engine.fakes import make_lm
-from tests.fakes import FakeEncoderDecoder, FakeModel, make_tokenizer, pad_left
+from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
 from unspool import generate, stream
 from unspool.api.starting import start
 from unspool.cache import Cache, DynamicCache, StaticCache

@@ -169,7 +169,7 @@ def _prepare(
 
 
 def _lead_from_nothing(opened: OpenedCall, tokenizer: Any) -> None:
-    """Give an encoder-decoder's guidance without a negative prompt an empty text: what the tokenizer puts around one."""
+    """Give guidance of an encoder-decoder without a negative prompt an empty text, as the tokenizer encodes it."""
     given, info = opened.given, opened.model.info
     scale = opened.settings.guidance_scale
     if scale in (None, 1) or not info.is_encoder_decoder or info.features is not None or tokenizer is None:
