@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -67,9 +68,11 @@ def run(given: Life, folder: Path) -> None:
 def _change(model: object, names: tuple[str, ...], random: torch.Generator) -> None:
     if not names:
         return
-    try:
-        with CHANGES[names[0]](model, random):
-            check_alike(model)
+    with ExitStack() as made:
+        try:
+            made.enter_context(CHANGES[names[0]](model, random))
+        except (AbsentError, AttributeError):  # or what it is made to is gone by another change
             _change(model, names[1:], random)
-    except AbsentError:
+            return
+        check_alike(model)
         _change(model, names[1:], random)
