@@ -141,7 +141,7 @@ def _find_way(parts: RunParts) -> Hashable | None:
         drafting = plan.drafting
         is_free = drafting.kind == "prompt_lookup" and drafting.schedule == "constant" and readout.is_plain
         return drafting if is_free and plan.strategy == "tokens" else None
-    if plan.strategy == "beams" and readout.is_plain:
+    if plan.strategy == "beams" and readout.is_plain and parts.record.num_top is None:
         return "beams", read_beams(plan, max_new_tokens=0)
     if plan.strategy == "contrastive" and readout.is_plain and isinstance(settings.top_k, int):
         return "contrastive", float(settings.penalty_alpha or 0.0), settings.top_k

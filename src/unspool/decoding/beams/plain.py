@@ -10,6 +10,7 @@ import torch
 
 from unspool.decoding.alone import Shown
 from unspool.decoding.beams.moves import Moves
+from unspool.decoding.beams.reports import make_reports
 from unspool.decoding.beams.selection import Drawing, Listed, find_candidates
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace, Candidate
@@ -102,6 +103,7 @@ class PlainBeams:
         self._searches = {  # by the number of the prompt
             prompt: Search([Beam([], [], score) for score in start], settings) for prompt in range(num_prompts)
         }
+        self.reports = make_reports(scorer, settings, num_prompts)
         self._active = list(range(num_prompts))  # prompts that have rows: all, or those whose search goes on
         self._rows_may_leave = rows_may_leave
         self._is_shared = False  # what has ended is known to those who asked for it, and forgotten here
@@ -135,6 +137,11 @@ class PlainBeams:
         listed: Listed = (found, continued, totals)
         parents = self._advance_all(listed, self._explain_ends(listed[0], listed[1]), self._explain_no_token)
         chosen = [beam.tokens[-1] for search in self._list_active() for beam in search.running]
+        if self.reports is not None:
+            first_rows = range(0, len(rows), settings.num_beams)
+            offered = zip(first_rows, continued, found, strict=True)
+            pairs = [(first + beam, token) for first, *both in offered for beam, token in zip(*both, strict=True)]
+            self.reports.note(scorer.logits, pairs, parents, chosen)
         return Moves(parents, send(chosen, rows.device))
 
     def advance(self, listed: Listed, width: int, explain: Callable[[int], NoTokenLeftError]) -> list[int]:
@@ -223,6 +230,8 @@ class PlainBeams:
         self.finish.forget(left)
         self._rows.select(staying)
         self._scorer.keep_rows(staying)
+        if self.reports is not None:
+            self.reports.keep_rows(staying)
         self._active = [self._active[place] for place in going]
 
     # --- prompts of several runs -----------------------------------------------------------------------
@@ -233,8 +242,8 @@ class PlainBeams:
 
     def share(self) -> None:
         """Prompts of other runs may come from now on."""
-        if self._trace is not None:
-            raise ValueError("beams of which a trace is kept are stepped by their own call")
+        if self._trace is not None or self.reports is not None:
+            raise ValueError("beams of which a trace is kept, or log-probabilities, are stepped by their own call")
         self._is_shared = self._rows_may_leave = True
 
     def admit(self, others: Sequence[PlainBeams], firsts: Sequence[int], finish: Finish) -> None:

@@ -14,6 +14,7 @@ from unspool.cache import Cache
 from unspool.decoding.beams.agreement import Agreement
 from unspool.decoding.beams.moves import MovedTokens, Moves
 from unspool.decoding.beams.plain import PlainBeams
+from unspool.decoding.beams.reports import BeamReports
 from unspool.decoding.finish import JoinedFinish
 from unspool.decoding.loop import Emitted, LiveBeam, Result
 from unspool.decoding.reader import Reader
@@ -23,6 +24,9 @@ from unspool.decoding.scorer import Scorer
 
 class Beams(Protocol):
     """The beams of every prompt: which go on, which have ended, and which are returned."""
+
+    reports: BeamReports | None
+    """Log-probabilities of what may be returned, if they are asked for."""
 
     def is_done(self) -> bool:
         """Whether every prompt's search has ended."""
@@ -92,6 +96,8 @@ class BeamTurns:
             agreement.add(emitted, prompt, beams.list_live(prompt), beams.list_returned(prompt))
         if emitted.finished and isinstance(beams, PlainBeams):
             beams.forget(set(found).difference(agreement.open))
+        if beams.reports is not None:
+            emitted.logprobs = {row: beams.reports.take(row, tokens) for row, tokens in emitted.tokens.items()}
         if self._shows_table:
             table = [beams.list_table(prompt) for prompt in range(self._num_prompts)]
             emitted.beams = table if any(table) else None
