@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import pytest
+from tests.conformance.cases import load_model
 from tests.engine.fakes import Fake, make_lm
 
 from unspool.api import again
@@ -101,3 +102,16 @@ def test_models_are_not_kept() -> None:
     del lm
     gc.collect()
     assert model() is None
+
+
+def test_what_is_kept_follows_values_and_not_the_callers_objects() -> None:
+    lm = load_model("llama")
+    bias, mark = {"7": 4.0}, {"bias": 3.0, "greenlist_ratio": 0.5}
+    asked = {"max_new_tokens": 5, "eos_token_id": None, "logit_bias": bias, "watermarking_config": mark}
+    first = lm.generate([5, 6, 7], **asked).token_ids
+    bias["7"], mark["bias"] = -4.0, 0.5  # another call
+    other = lm.generate([5, 6, 7], **asked).token_ids
+    bias["7"], mark["bias"] = 4.0, 3.0
+    assert lm.generate([5, 6, 7], **asked).token_ids == first
+    fresh = {**asked, "logit_bias": {"7": -4.0}, "watermarking_config": {"bias": 0.5, "greenlist_ratio": 0.5}}
+    assert lm.generate([5, 6, 7], **fresh).token_ids == other != first
