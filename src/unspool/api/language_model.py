@@ -307,7 +307,8 @@ def load(
 
     `device` defaults to the GPU if there is one; `dtype` to float32 on a CPU and to the file's own on a GPU.
     `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers (`load_in_8bit=True` and `load_in_4bit=True`
-    mean the same), on a GPU `"fp8"` as floats of 8 bits; a GGUF's own blocks are kept as they are unless
+    mean the same), `"nf4"` and `"fp4"` as the codes that bitsandbytes makes (`"nf4-double"`: with its double
+    quantisation), on a GPU `"fp8"` as floats of 8 bits; a GGUF's own blocks are kept as they are unless
     `quantize=None` or a dtype asks for plain numbers.
     `threads` bounds the CPU's threads. `compile=True` runs steps through torch.compile in every later call, if
     there is nothing faster for them. `progress(what, done, total)` is called while weights are read. A folder whose

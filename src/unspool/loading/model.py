@@ -18,12 +18,13 @@ from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton, refuse_forked
 from unspool.kernels.torch_threads import one_thread, set_torch_threads
+from unspool.loading.bitsandbytes import STORED as STORED_CODES
 from unspool.loading.digests import digest_model, sample_weights
 from unspool.loading.hub import NO_OPTIONS, HubOptions
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
-from unspool.models.assembly import Packing
+from unspool.models.assembly import QUANTISED_TABLES, Packing
 from unspool.models.native import NativeModel
 from unspool.models.paths.captured_ahead import await_triton, start_triton
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
@@ -224,9 +225,10 @@ def _choose_packing(
     quantize: str | None, source: OpenedModel, device: torch.device, dtype: torch.dtype | None
 ) -> Packing | None:
     """How the matrices are quantised: as asked; else a GGUF's own blocks, if there are products for them."""
-    if quantize not in ("auto", "int8", "int4", "fp8", None):
+    if quantize not in ("auto", "int8", "int4", "fp8", *QUANTISED_TABLES, None):
         raise SettingError(
-            f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', 'fp8', or None for plain numbers"
+            f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', 'fp8', {', '.join(map(repr, QUANTISED_TABLES))}, "
+            "or None for plain numbers"
         )
     if quantize is None:
         return None
@@ -241,11 +243,13 @@ def _choose_packing(
             return "fp8"
         if device.type == "cpu" and dtype not in (None, torch.float32):
             raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
-        return "int8" if quantize == "int8" else "int4"
-    is_quantised = source.kind == "gguf" and any(
-        source.tensors.info(name).stored not in _STORED for name in source.tensors.names()
-    )
+        return quantize
     has_products = find_library() is not None if device.type == "cpu" else device.type == "cuda" and has_triton()
+    stored = {source.tensors.info(name).stored for name in source.tensors.names()}
+    if stored & {"NF4", "FP4"}:
+        can_use = has_products and (device.type == "cuda" or dtype in (None, torch.float32))
+        return "tables" if can_use and can_pack(source.config, is_gguf=False) else None
+    is_quantised = source.kind == "gguf" and not stored <= {*_STORED}
     can_use = has_products and dtype is None
     return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=True) else None
 
@@ -303,6 +307,7 @@ def _choose_dtype(source: OpenedModel, device: torch.device) -> torch.dtype:
     """float32 on a CPU, where half precision is slow; on a GPU the dtype of most stored weights."""
     if device.type == "cpu":
         return torch.float32
-    stored = [source.tensors.info(name) for name in source.tensors.names()]
+    tensors = [source.tensors.info(name) for name in source.tensors.names()]
+    stored = [tensor for tensor in tensors if tensor.stored not in STORED_CODES.values()] or tensors
     largest = max(stored, key=lambda tensor: tensor.nbytes)
     return _STORED.get(largest.stored, torch.bfloat16)

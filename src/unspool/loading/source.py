@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unspool.errors import LoadError, ModelNotFoundError, SettingError, excerpt
+from unspool.loading.bitsandbytes import is_bitsandbytes, open_quantised
 from unspool.loading.catalogue import describe_unknown, find_entry, find_model
 from unspool.loading.gguf import GGUFFile
 from unspool.loading.hub import NO_OPTIONS, HubOptions, fetch, parse_hub_name
@@ -159,15 +160,19 @@ def _open_path(path: Path) -> OpenedModel:
 
 
 def _open_folder(folder: Path) -> OpenedModel:
-    tensors = SafetensorsFiles(folder)
+    tensors: TensorFile = SafetensorsFiles(folder)
     config = folder / "config.json"
     if not config.is_file():
         raise LoadError(f"{folder} has weights and no config.json, which says what model they are")
     generation = folder / "generation_config.json"
+    settings = read_json_object(config)
+    if is_bitsandbytes(settings):
+        tensors, settings = open_quantised(tensors, settings), {**settings}
+        del settings["quantization_config"]
     return OpenedModel(
         location=folder,
         kind="folder",
-        config=read_json_object(config),
+        config=settings,
         # A bias may be -Infinity; other values are checked when they are used.
         generation_config=read_json_object(generation, allows_infinity=True) if generation.is_file() else {},
         tensors=tensors,

@@ -182,9 +182,14 @@ def _read_placement(applied: dict[str, Any]) -> dict[str, Any]:
     if blocks is not None:
         if any(switches.values()):
             raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
-        switches = {name: bool(getattr(blocks, name)) for name in switches}
     placed = _read_device(mapped) if device is None else device
     quantize = read_quantize(applied.pop("quantize", "auto"), **switches)
+    if blocks is not None and blocks.quantize != "auto":
+        if quantize not in ("auto", blocks.quantize):
+            raise SettingError(
+                f"quantize={quantize!r} and quantization_config ({blocks.quantize}) ask for different things; give one"
+            )
+        quantize = blocks.quantize
     if blocks is not None and dtype is None and not _is_cpu(placed):  # a CPU's products sum in float32
         dtype = blocks.bnb_4bit_compute_dtype
     return {"device": placed, "dtype": dtype, "quantize": quantize}

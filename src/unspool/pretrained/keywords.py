@@ -59,7 +59,7 @@ _MODEL = [
         device_map='one device: "auto" (the GPU if there is one), "cpu", "cuda", a number, or {"": device}',
         load_in_8bit="the matrices as 8-bit blocks (quantize='int8')",
         load_in_4bit="the matrices as 4-bit blocks (quantize='int4')",
-        quantization_config="a BitsAndBytesConfig, ours or transformers', or a dict of its values",
+        quantization_config="a BitsAndBytesConfig, ours or transformers', or a dict of its values: nf4, fp4 or 8 bits",
         generation_config="the model's settings, in place of those of its folder",
         gguf_file="the GGUF file of the folder or of the hub id",
         device="as in unspool.load()",

@@ -215,7 +215,7 @@ def _keeps_halves(assembler: Assembler, spec: DecoderSpec, names: WeightNames, i
     A layer that rotates nothing has them in our order, so that a cache has keys in one order, whoever wrote them.
     """
     is_turned = spec.rope is not None and not spec.rope.is_interleaved and index not in spec.unturned
-    is_shared = isinstance(assembler.source, SharedSource) and not assembler.packs(spec.hidden_size)
+    is_shared = isinstance(assembler.source, SharedSource) and not assembler.orders(spec.hidden_size)
     return is_turned and is_shared and names.qkv_layout == "stacked"
 
 
@@ -285,7 +285,7 @@ def _assemble_qkv(
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
     order = None
-    if assembler.packs(spec.hidden_size):
+    if assembler.orders(spec.hidden_size):
         for name, size in zip(names.qkv, sizes, strict=True):
             shape = (size, spec.hidden_size)
             assembler.find(f"{start}{name}.weight", shape[::-1] if names.is_transposed else shape)
