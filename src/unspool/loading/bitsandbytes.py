@@ -1,9 +1,9 @@
-"""Weights as bitsandbytes saves them: codes of nf4 or fp4, or whole numbers of 8 bits, with what they are multiplied by.
+"""Weights as bitsandbytes saves them: codes of nf4 or fp4, or whole numbers of 8 bits, with their scales.
 
 A matrix of 4 bits is `NAME` (two codes to a byte, the first one in its upper half, row after row), `NAME.absmax`,
-`NAME.quant_map` and `NAME.quant_state.bitsandbytes__nf4` (or `__fp4`), JSON. Where the sizes of blocks are quantised too,
-`NAME.absmax` has their codes in `NAME.nested_quant_map`, times `NAME.nested_absmax`, plus an offset. A matrix of 8 bits is
-`MODULE.weight` and `MODULE.SCB`, the largest size of each row.
+`NAME.quant_map` and `NAME.quant_state.bitsandbytes__nf4` (or `__fp4`), JSON. Where the sizes of blocks are quantised
+too, `NAME.absmax` has their codes in `NAME.nested_quant_map`, times `NAME.nested_absmax`, plus an offset. A matrix of
+8 bits is `MODULE.weight` and `MODULE.SCB`, the largest size of each row.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Codes:
 
 
 class BitsAndBytesTensors:
-    """The tensors of a file with those that bitsandbytes quantised under their own names: numbers if they are read, codes
-    if a device's products read those."""
+    """The tensors of a file with those that bitsandbytes quantised under their own names: numbers if they are read,
+    codes if a device's products read those."""
 
     def __init__(self, tensors: TensorFile, *, is_turned: bool = False) -> None:
         """`is_turned` for models whose own matrices are (in, out): quantised ones are (out, in) even there."""

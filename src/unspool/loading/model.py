@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,6 +22,7 @@ from unspool.kernels.torch_threads import one_thread, set_torch_threads
 from unspool.loading.bitsandbytes import STORED as STORED_CODES
 from unspool.loading.digests import digest_model, sample_weights
 from unspool.loading.hub import NO_OPTIONS, HubOptions
+from unspool.loading.pickled import find_pickles
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
@@ -159,9 +161,15 @@ def _load_parts(
     native: bool | None,
     hub: HubOptions,
 ) -> LoadedParts:
-    source = open_source(name, revision=revision, offline=offline, hub=hub)
+    report = None if progress is None else partial(progress, "safetensors")
+    source = open_source(name, revision=revision, offline=offline, hub=hub, report=report)
     is_gguf = source.kind == "gguf"
     is_adapted = _choose_adapter(native, source, quantize)
+    if is_adapted and find_pickles(source.location):
+        raise LoadError(
+            f"{source.location} has pickles alone, and transformers reads safetensors here; rewrite it first: "
+            f"unspool convert {source.location} OUT"
+        )
     packing = None if is_adapted else _choose_packing(quantize, source, where, asked)
     _use_threads(threads)
     kept = asked or _choose_dtype(source, where)
@@ -227,8 +235,8 @@ def _choose_packing(
     """How the matrices are quantised: as asked; else a GGUF's own blocks, if there are products for them."""
     if quantize not in ("auto", "int8", "int4", "fp8", *QUANTISED_TABLES, None):
         raise SettingError(
-            f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', 'fp8', {', '.join(map(repr, QUANTISED_TABLES))}, "
-            "or None for plain numbers"
+            f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', 'fp8', "
+            f"{', '.join(map(repr, QUANTISED_TABLES))}, or None for plain numbers"
         )
     if quantize is None:
         return None
@@ -243,7 +251,7 @@ def _choose_packing(
             return "fp8"
         if device.type == "cpu" and dtype not in (None, torch.float32):
             raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
-        return quantize
+        return cast("Packing", quantize)
     has_products = find_library() is not None if device.type == "cpu" else device.type == "cuda" and has_triton()
     stored = {source.tensors.info(name).stored for name in source.tensors.names()}
     if stored & {"NF4", "FP4"}:

@@ -179,9 +179,8 @@ def _read_placement(applied: dict[str, Any]) -> dict[str, Any]:
         raise SettingError("`device_map` and `device` both say where the weights go; give one")
     blocks = read_quantization(applied.pop("quantization_config", None))
     switches = {name: bool(applied.pop(name, False)) for name in ("load_in_8bit", "load_in_4bit")}
-    if blocks is not None:
-        if any(switches.values()):
-            raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
+    if blocks is not None and any(switches.values()):
+        raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
     placed = _read_device(mapped) if device is None else device
     quantize = read_quantize(applied.pop("quantize", "auto"), **switches)
     if blocks is not None and blocks.quantize != "auto":

@@ -72,7 +72,7 @@ _MODEL = [
         "without effect",
         low_cpu_mem_usage="weights are always read once, into the form that they are kept in",
         attn_implementation="there is one attention; weights are returned by any model with output_attentions=True",
-        weights_only="pickles are never read",
+        weights_only="pickles are read as weights only, by a confined process",
         use_kernels="the fastest kernels that run here are used",
         _fast_init="nothing is initialised before it is read",
         offload_state_dict="no second copy of the weights is made",
@@ -100,9 +100,7 @@ _MODEL = [
         output_attentions="ask for them in the call: generate(…, output_attentions=True)",
         output_hidden_states="ask for them in the call: generate(…, output_hidden_states=True)",
     ),
-    Keyword(
-        "use_safetensors", "refused", "pickled weights are never read; give a folder with safetensors", (None, True)
-    ),
+    Keyword("use_safetensors", "refused", "pickles are read where there is nothing else; leave it out", (None, True)),
 ]
 
 _TOKENIZER = [

@@ -45,8 +45,8 @@ class BitsAndBytesConfig:
             )
         if self.llm_int8_threshold != _THRESHOLD:
             raise UnsupportedError(
-                f"llm_int8_threshold={excerpt(self.llm_int8_threshold)}: no columns are multiplied apart, because every "
-                "32 numbers have a scale of their own; leave it out"
+                f"llm_int8_threshold={excerpt(self.llm_int8_threshold)}: no columns are multiplied apart, because "
+                "every 32 numbers have a scale of their own; leave it out"
             )
 
     @property

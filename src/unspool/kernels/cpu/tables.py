@@ -1,8 +1,8 @@
 """Matrices of 4-bit codes that stand for the 16 numbers of a table, as bitsandbytes has them: nf4 and fp4.
 
-The numbers of nf4 are quantiles of a normal distribution (QLoRA, https://arxiv.org/abs/2305.14314); those of fp4 are floats
-of a sign, two bits of exponent and one of mantissa. In a file 64 numbers (or another power of two), counted over the ends
-of rows, share the largest of their sizes; here every 32 columns of a row have that number beside them.
+The numbers of nf4 are quantiles of a normal distribution (QLoRA, https://arxiv.org/abs/2305.14314); those of fp4 are
+floats of a sign, two bits of exponent and one of mantissa. In a file 64 numbers (or another power of two), counted over the
+ends of rows, share the largest of their sizes; here every 32 columns of a row have that number beside them.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _round_sizes(sizes: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _make_dynamic_table() -> torch.Tensor:
-    """The 256 numbers of bitsandbytes' dynamic 8-bit type (https://arxiv.org/abs/1511.04561): every power of ten from 1e-6
-    to 1 is divided into twice as many parts as the one below."""
+    """The 256 numbers of bitsandbytes' dynamic 8-bit type (https://arxiv.org/abs/1511.04561): every power of ten from
+    1e-6 to 1 is divided into twice as many parts as the one below."""
     sizes: list[torch.Tensor] = []
     for power in range(7):
         edges = torch.linspace(0.1, 1.0, 2**power + 1)

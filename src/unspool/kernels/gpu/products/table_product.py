@@ -1,7 +1,7 @@
 """A matrix of 4-bit codes of a table (nf4, fp4) times up to 64 rows.
 
-The reference is `TableWords.dequantise` and `F.linear`. Numbers are looked up, scaled in float32 and rounded to the rows'
-dtype, as the dequantised matrix is, and go to the tensor cores.
+The reference is `TableWords.dequantise` and `F.linear`. Numbers are looked up, scaled in float32 and rounded to the
+rows' dtype, as the dequantised matrix is, and go to the tensor cores.
 """
 
 from __future__ import annotations
