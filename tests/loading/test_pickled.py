@@ -1,4 +1,4 @@
-"""Models that exist only as pickles: rewritten by a confined process, or refused with what they hold instead of weights.
+"""Models that exist only as pickles: rewritten by a confined process, or refused with what they hold instead.
 
 No test opens a pickle in this process; one process reads many for `test_what_is_refused`, as the real one reads one.
 """
@@ -85,7 +85,7 @@ def test_loading_rewrites_and_leaves_nothing_behind(tmp_path: Path, monkeypatch:
     write_folder(folder := tmp_path / "model")
     (folder / "pytorch_model.bin").write_bytes(bytes(100))
 
-    def copy(path: Path, target: Path, report: Callable[[int, int], None]) -> None:  # noqa: ARG001 - as the real one
+    def copy(path: Path, target: Path, report: Callable[[int, int], None]) -> None:
         shutil.copyfile(LLAMA / "model.safetensors", target)
         report(5, 10)
 
@@ -100,7 +100,7 @@ def test_loading_rewrites_and_leaves_nothing_behind(tmp_path: Path, monkeypatch:
     index = {"weight_map": {"model.norm.weight": "pytorch_model-1.bin", "lm_tail": "pytorch_model-1.bin"}}
     (folder / "pytorch_model.bin").rename(folder / "pytorch_model-1.bin")
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    with pytest.raises(LoadError, match="'lm_tail' lies in pytorch_model-1.bin; it does not"):
+    with pytest.raises(LoadError, match=r"'lm_tail' lies in pytorch_model-1\.bin; it does not"):
         unspool.load(folder, device="cpu")
     (folder / "pytorch_model.bin.index.json").unlink()
     (folder / "pytorch_model-2.bin").write_bytes(bytes(100))
@@ -161,7 +161,7 @@ for path in sys.argv[3:]:
     try:
         program._find_tensors(torch, torch.load(path, map_location="cpu", weights_only=True), 1000)
         said.append("read")
-    except program.Refusal as refusal:
+    except program.RefusedError as refusal:
         said.append(str(refusal))
     except Exception as error:
         said.append(program._explain(error))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from unspool.errors import LoadError
-from unspool.loading.pickled import find_pickles
 from unspool.loading.hub import ALLOWED_PATTERNS, IGNORED_PATTERNS
+from unspool.loading.pickled import find_pickles
 from unspool.small_files import open_regular
 from unspool.text.folder import TEMPLATES
 

@@ -29,6 +29,7 @@ from unspool.models.adapters.folder import load_adapted
 from unspool.models.assembly import QUANTISED_TABLES, Packing
 from unspool.models.native import NativeModel
 from unspool.models.paths.captured_ahead import await_triton, start_triton
+from unspool.models.placement import DeviceRequest, check_present
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture
 from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, open_tokenizer, tokenizer_from_gguf
@@ -66,6 +67,7 @@ class FileOrigin:
     quantize: str | None
     threads: int | None
     native: bool | None
+    devices: DeviceRequest | None = None  # that its layers are laid over
 
     def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted:
         """The model again, on a device, and in another dtype if one is given."""
@@ -76,6 +78,7 @@ class FileOrigin:
             quantize=self.quantize,
             threads=self.threads,
             native=self.native,
+            devices=self.devices,
         ).model
 
     def digest(self) -> str:
@@ -130,13 +133,14 @@ def load_parts(
     progress: Progress | None = None,
     native: bool | None = None,
     hub: HubOptions = NO_OPTIONS,
+    devices: DeviceRequest | None = None,
 ) -> LoadedParts:
-    """Open a model's files and read its weights once, into the form they are kept in."""
-    where = _choose_device(device)
+    """Open a model's files and read its weights once, into the form they are kept in; laid over `devices` if given."""
+    where = _choose_device(device) if devices is None else devices.lead
     asked = _read_dtype(dtype)
     start_triton(where)
     try:
-        parts = _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub)
+        parts = _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub, devices)
         await_triton()  # a caller may import parts of it next
         return parts
     except (MemoryError, RuntimeError, OSError) as error:
@@ -160,6 +164,7 @@ def _load_parts(
     progress: Progress | None,
     native: bool | None,
     hub: HubOptions,
+    devices: DeviceRequest | None,
 ) -> LoadedParts:
     report = None if progress is None else partial(progress, "safetensors")
     source = open_source(name, revision=revision, offline=offline, hub=hub, report=report)
@@ -169,6 +174,11 @@ def _load_parts(
         raise LoadError(
             f"{source.location} has pickles alone, and transformers reads safetensors here; rewrite it first: "
             f"unspool convert {source.location} OUT"
+        )
+    if is_adapted and devices is not None:
+        raise UnsupportedError(
+            f"{name_architecture(source.config)} runs through transformers, on one device; only native decoders are laid "
+            "over several: name one device"
         )
     packing = None if is_adapted else _choose_packing(quantize, source, where, asked)
     _use_threads(threads)
@@ -198,9 +208,10 @@ def _load_parts(
                 dtype=kept,
                 progress=None if progress is None else lambda done, total: progress("weights", done, total),
                 packing=packing,
+                devices=devices,
             )
         tokenizer = reading.result()
-    model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
+    model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native, devices)
     return LoadedParts(str(name), source.location, model, tokenizer, _read_settings(source))
 
 
@@ -296,6 +307,7 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
         ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"device={device!r} was asked for, and torch finds no CUDA device here; use device='cpu'")
+    check_present(chosen)
     refuse_forked(chosen)
     return chosen
 

@@ -1,4 +1,4 @@
-"""Checkpoints that exist only as pickles (pytorch_model.bin): rewritten as safetensors by a confined process, then read.
+"""Checkpoints that exist only as pickles (pytorch_model.bin): rewritten as safetensors by a confined process.
 
 A pickle can call whatever it names. Here torch's weights-only reader, which knows a short list of names, opens it in a
 process of its own that has the two files open and nothing else: no other file, no network, no child, bounded memory and
@@ -82,7 +82,9 @@ def rewrite_pickles(folder: Path, target: Path, report: Report | None = None) ->
         before, total = sum(sizes[: number - 1]), sum(sizes)
         shard = WEIGHTS_NAME if len(pickles) == 1 else f"model-{number:05}-of-{len(pickles):05}.safetensors"
 
-        def tell(done: int, whole: int, size: int = sizes[number - 1], before: int = before) -> None:
+        def tell(
+            done: int, whole: int, size: int = sizes[number - 1], before: int = before, total: int = total
+        ) -> None:
             if report is not None:
                 report(before + size * done // max(1, whole), total)
 

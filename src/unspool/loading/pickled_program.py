@@ -16,6 +16,7 @@ import re
 import struct
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 _STORED: Final = {
@@ -69,7 +70,7 @@ def main() -> None:
             tensors = _find_tensors(torch, torch.load(source, map_location="cpu", weights_only=True), size)
         except MemoryError:
             raise
-        except Refusal as refusal:
+        except RefusedError as refusal:
             _say({"refused": str(refusal)})
             return
         except Exception as error:
@@ -78,7 +79,7 @@ def main() -> None:
         _write(torch, tensors, target)
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """What a file holds that is no weights."""
 
 
@@ -124,7 +125,7 @@ def confine(seconds: int, memory: int, written: int) -> None:
 def _read_size() -> int:
     """The address space that this process has."""
     try:
-        with open("/proc/self/statm", "rb") as file:
+        with Path("/proc/self/statm").open("rb") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 16 << 30
@@ -171,21 +172,21 @@ def _find_tensors(torch: Any, held: Any, size: int) -> list[tuple[str, Any]]:
         inner = [held[name] for name in _NESTED if isinstance(held.get(name), Mapping)]
         held = inner[0] if len(inner) == 1 else held
     if not isinstance(held, Mapping):
-        raise Refusal(f"it holds a {type(held).__name__}, not a mapping of names to tensors")
+        raise RefusedError(f"it holds a {type(held).__name__}, not a mapping of names to tensors")
     if not held:
-        raise Refusal("it holds no tensors")
+        raise RefusedError("it holds no tensors")
     total = 0
     for name, tensor in held.items():
         if not isinstance(name, str):
-            raise Refusal(f"it has a {type(name).__name__} in the place of a tensor's name")
+            raise RefusedError(f"it has a {type(name).__name__} in the place of a tensor's name")
         if not isinstance(tensor, torch.Tensor):
-            raise Refusal(f"it holds a {type(tensor).__name__} under {name[:100]!r}, not a tensor")
+            raise RefusedError(f"it holds a {type(tensor).__name__} under {name[:100]!r}, not a tensor")
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.layout != torch.strided or tensor.is_quantized or dtype not in _STORED or tensor.device.type != "cpu":
-            raise Refusal(f"its tensor {name[:100]!r} is {dtype}, {tensor.layout}, which safetensors don't have")
+            raise RefusedError(f"its tensor {name[:100]!r} is {dtype}, {tensor.layout}, which safetensors don't have")
         total += tensor.numel() * tensor.element_size()
         if total > _GROWTH * size + _SLACK // 2:
-            raise Refusal(f"its tensors stand for more than {total} bytes, and the file has {size}")
+            raise RefusedError(f"its tensors stand for more than {total} bytes, and the file has {size}")
     return list(held.items())
 
 

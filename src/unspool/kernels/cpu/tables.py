@@ -1,8 +1,8 @@
 """Matrices of 4-bit codes that stand for the 16 numbers of a table, as bitsandbytes has them: nf4 and fp4.
 
 The numbers of nf4 are quantiles of a normal distribution (QLoRA, https://arxiv.org/abs/2305.14314); those of fp4 are
-floats of a sign, two bits of exponent and one of mantissa. In a file 64 numbers (or another power of two), counted over the
-ends of rows, share the largest of their sizes; here every 32 columns of a row have that number beside them.
+floats of a sign, two bits of exponent and one of mantissa. In a file 64 numbers (or another power of two), counted over
+the ends of rows, share the largest of their sizes; here every 32 columns of a row have that number beside them.
 """
 
 from __future__ import annotations
