@@ -19,7 +19,7 @@ CALLS: list[dict[str, Any]] = [
     {"do_sample": True, "seed": 4, "top_k": 20},
     {"penalty_alpha": 0.6, "top_k": 4},
     {"prompt_lookup_num_tokens": 3},
-    {"dola_layers": "low"},
+    {"dola_layers": "high"},
     {"cache_implementation": "static"},
 ]
 

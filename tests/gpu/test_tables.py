@@ -14,7 +14,7 @@ from unspool.models.weights import TableLinear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
-SAVED = Path(__file__).parents[1] / "loading" / "bitsandbytes" / "one_layer"
+SAVED = Path(__file__).parents[1] / "loading" / "quantised" / "bitsandbytes" / "one_layer"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -118,6 +118,7 @@ APPLIED: dict[str, Any] = {
     "dtype": torch.float32,
     "torch_dtype": torch.float32,
     "device_map": {"": "cpu"},
+    "max_memory": None,
     "device": "cpu",
     "load_in_8bit": False,
     "load_in_4bit": False,
@@ -198,7 +199,7 @@ def test_weights_in_blocks(models: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"device_map": {"a": "cpu", "b": "cuda:0"}}, "2 devices"),
+        ({"device_map": {"a": "cpu", "b": "cuda:77"}}, "there is no device"),
         ({"device_map": 1.5}, "not a device"),
         ({"device_map": "cpu", "device": "cpu"}, "give one"),
         ({"dtype": "float32", "torch_dtype": "float16"}, "two names"),

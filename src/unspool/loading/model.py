@@ -19,10 +19,10 @@ from unspool.kernels.cpu import find_library
 from unspool.kernels.cpu.library import MOST_THREADS
 from unspool.kernels.presence import has_triton, refuse_forked
 from unspool.kernels.torch_threads import one_thread, set_torch_threads
-from unspool.loading.bitsandbytes import STORED as STORED_CODES
 from unspool.loading.digests import digest_model, sample_weights
 from unspool.loading.hub import NO_OPTIONS, HubOptions
 from unspool.loading.pickled import find_pickles
+from unspool.loading.quantised import QuantisedTensors
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
@@ -177,8 +177,8 @@ def _load_parts(
         )
     if is_adapted and devices is not None:
         raise UnsupportedError(
-            f"{name_architecture(source.config)} runs through transformers, on one device; only native decoders are laid "
-            "over several: name one device"
+            f"{name_architecture(source.config)} runs through transformers, on one device; only native decoders are "
+            "laid over several: name one device"
         )
     packing = None if is_adapted else _choose_packing(quantize, source, where, asked)
     _use_threads(threads)
@@ -232,6 +232,11 @@ def _choose_adapter(native: bool | None, source: OpenedModel, quantize: str | No
             raise UnsupportedError("native=False has transformers read a folder, and this is a GGUF file; leave it out")
         return False
     is_adapted = find_family(source.config) is None if native is None else not native
+    if is_adapted and isinstance(source.tensors, QuantisedTensors):
+        raise UnsupportedError(
+            f"its weights are quantised by {source.tensors.method}, which is read for native models, and "
+            f"{name_architecture(source.config)} runs through transformers; use the unquantised checkpoint"
+        )
     if is_adapted and quantize not in ("auto", None):
         raise UnsupportedError(
             f"quantize={quantize!r} packs the weights of native models, and {name_architecture(source.config)} runs "
@@ -264,13 +269,20 @@ def _choose_packing(
             raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
         return cast("Packing", quantize)
     has_products = find_library() is not None if device.type == "cpu" else device.type == "cuda" and has_triton()
-    stored = {source.tensors.info(name).stored for name in source.tensors.names()}
-    if stored & {"NF4", "FP4"}:
+    if isinstance(source.tensors, QuantisedTensors) and source.tensors.has_codes:
         can_use = has_products and (device.type == "cuda" or dtype in (None, torch.float32))
         return "tables" if can_use and can_pack(source.config, is_gguf=False) else None
-    is_quantised = source.kind == "gguf" and not stored <= {*_STORED}
+    is_quantised = _has_integers(source)
     can_use = has_products and dtype is None
-    return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=True) else None
+    return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=source.kind == "gguf") else None
+
+
+def _has_integers(source: OpenedModel) -> bool:
+    """Whether the files have matrices as whole numbers of few bits."""
+    tensors = source.tensors
+    if isinstance(tensors, QuantisedTensors):
+        return tensors.has_integers
+    return source.kind == "gguf" and any(tensors.info(name).stored not in _STORED for name in tensors.names())
 
 
 def _use_threads(threads: int | None) -> None:
@@ -327,7 +339,8 @@ def _choose_dtype(source: OpenedModel, device: torch.device) -> torch.dtype:
     """float32 on a CPU, where half precision is slow; on a GPU the dtype of most stored weights."""
     if device.type == "cpu":
         return torch.float32
-    tensors = [source.tensors.info(name) for name in source.tensors.names()]
-    stored = [tensor for tensor in tensors if tensor.stored not in STORED_CODES.values()] or tensors
+    tensors = source.tensors
+    names = tensors.plain_names if isinstance(tensors, QuantisedTensors) else tensors.names()
+    stored = [tensors.info(name) for name in names]
     largest = max(stored, key=lambda tensor: tensor.nbytes)
     return _STORED.get(largest.stored, torch.bfloat16)

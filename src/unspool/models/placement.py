@@ -1,7 +1,7 @@
 """Laying a decoder's layers over several devices: which part lies where, by a caller's map or by what fits.
 
-A pass goes through the layers in order, and its states move where the next layer lies. So several devices are for models
-that are too large for one, not for speed.
+A pass goes through the layers in order, and its states move where the next layer lies. So several devices are for
+models that are too large for one, not for speed.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _fill(strategy: str, parts: PartSizes, memory: Sequence[tuple[torch.device, 
     """The embedding and the head on the first device, and layers in order where there is room."""
     embedding, *layers, head = parts.sizes
     first = memory[0][0]
-    room = {device: most for device, most in memory}
+    room = dict(memory)
     room[first] -= embedding + head
     shares = _share(strategy, sum(parts.sizes), memory)
     used = dict.fromkeys(room, 0)
@@ -194,8 +194,8 @@ def _fill(strategy: str, parts: PartSizes, memory: Sequence[tuple[torch.device, 
         if at == len(devices) or room[first] < 0:
             said = ", ".join(f"{device}: {most / 1e9:.2f} GB" for device, most in memory)
             raise ResourceError(
-                f"the weights take {sum(parts.sizes) / 1e9:.2f} GB and don't fit the devices ({said}): the first one holds "
-                "the embedding and the head too. Allow more in max_memory, or use quantize= or dtype="
+                f"the weights take {sum(parts.sizes) / 1e9:.2f} GB and don't fit the devices ({said}): the first one "
+                "holds the embedding and the head too. Allow more in max_memory, or use quantize= or dtype="
             )
         room[devices[at]] -= size
         used[devices[at]] += size

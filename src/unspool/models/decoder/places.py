@@ -37,8 +37,8 @@ def place_decoder(
         )
     if packing is not None and len({device.type for device in placement.devices}) > 1:
         raise UnsupportedError(
-            "quantised weights lie on GPUs or on a CPU, not on both: their layouts differ; use quantize=None, or devices "
-            "of one kind"
+            "quantised weights lie on GPUs or on a CPU, not on both: their layouts differ; use quantize=None, or "
+            "devices of one kind"
         )
     return placement
 

@@ -92,11 +92,11 @@ def test_codes_or_numbers_as_asked() -> None:
         (lambda t: write_state(t, quant_type="fp4"), "its name nf4"),
         (lambda t: t.update({MATRIX: t[MATRIX][:-9]}), "codes"),
         (lambda t: t.update({f"{MATRIX}.quant_map": t[f"{MATRIX}.quant_map"][:8]}), "quant_map"),
-        (lambda t: t[f"{MATRIX}.nested_quant_map"].fill_(float("inf")), "infinite"),
+        (lambda t: t[f"{MATRIX}.nested_quant_map"].fill_(float("inf")), "not finite"),
         (lambda t: t[f"{MATRIX}.nested_absmax"].fill_(float("nan")), "NaN"),
         (lambda t: t.pop(f"{MATRIX}.nested_absmax"), "is missing"),
-        (lambda t: t.pop(MATRIX), "is missing"),
-        (lambda t: t.update({STATE: torch.zeros(1 << 17, dtype=torch.uint8)}), "too large"),
+        (lambda t: t.pop(MATRIX), "codes are none"),
+        (lambda t: t.update({STATE: torch.zeros(1 << 17, dtype=torch.uint8)}), "quant_state has the shape"),
     ],
 )
 def test_damaged_matrices_are_refused(tmp_path: Path, change: Callable[[Tensors], object], words: str) -> None:
@@ -108,7 +108,7 @@ def test_damaged_matrices_are_refused(tmp_path: Path, change: Callable[[Tensors]
 def test_matrices_of_8_bits_that_can_t_be_read(tmp_path: Path) -> None:
     module = MATRIX.removesuffix(".weight")
     short = rewrite(tmp_path / "a", "int8_f16", lambda t: t.update({f"{module}.SCB": t[f"{module}.SCB"][1:]}))
-    with pytest.raises(LoadError, match="rows"):
+    with pytest.raises(LoadError, match="SCB has the shape"):
         unspool.load(short, device="cpu")
     turned = rewrite(
         tmp_path / "b", "int8_f16", lambda t: t.update({f"{module}.weight_format": torch.tensor(1, dtype=torch.uint8)})
@@ -138,7 +138,7 @@ def test_a_config_that_says_so_and_weights_that_are_plain(tmp_path: Path) -> Non
     shutil.copytree(HERE / "one_layer", folder)
     plain = open_source(folder).tensors
     save_file({name: plain.read(name, dtype=torch.float32) for name in plain.names()}, folder / "model.safetensors")
-    with pytest.raises(LoadError, match="no tensor of them is quantised"):
+    with pytest.raises(LoadError, match="none of them is"):
         unspool.load(folder, device="cpu")
 
 
