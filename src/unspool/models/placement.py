@@ -117,9 +117,9 @@ def _read_name(name: Any) -> str:
 
 def read_device(given: Any) -> torch.device:
     """A device that is there; raises for any other."""
-    if given == "disk":
+    if isinstance(given, str) and given == "disk":
         raise UnsupportedError("device_map puts parts on 'disk': weights are held in memory; use 'cpu'")
-    if isinstance(given, bool) or not isinstance(given, int | str | torch.device):
+    if type(given) is bool or not isinstance(given, int | str | torch.device):
         raise SettingError(f"device_map={excerpt(given)} is not a device; use 'auto', 'cpu', 'cuda' or {{'': device}}")
     try:
         device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)

@@ -63,7 +63,9 @@ class Decoder(WithLibrary, NativeModel):
         self.weights = weights
         self.info = spec.describe()
         if placement is not None:
-            self.info = replace(self.info, can=self.info.can - UNREAD)
+            names = ", ".join(map(str, placement.devices))
+            why = f"the model's layers, and their keys, lie on several devices ({names})"
+            self.info = replace(self.info, can=self.info.can - UNREAD, why_apart=why)
         self.config = ModelConfig(**{**config, **spec.name_values()})
         self.flattens_rows: bool | None = None  # whether passes compute only real tokens; None: if it saves work
         self._packs = self.weights_bytes <= PACKING_LIMIT
