@@ -128,7 +128,7 @@ def read_device(given: Any) -> torch.device:
             f"{excerpt(given)} is not a device that torch knows; use 'cpu', 'cuda' or 'cuda:N'"
         ) from error
     check_present(device)
-    if device.type == "cuda" and device.index is None:
+    if device == torch.device("cuda"):  # without a number
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
