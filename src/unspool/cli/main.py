@@ -35,7 +35,7 @@ COMMANDS = {
     "recipe": "Make, check and run decoding methods of your own.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
-    "convert": "Rewrite a model that exists only as .bin files as safetensors.",
+    "convert": "Rewrite a model of .bin files as one of safetensors.",
     "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Show what this machine has, and which kernels are in use.",
 }

@@ -35,7 +35,7 @@ def _mutate_member(rng: Random, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w") as new:
         for name in old.namelist():
             content = old.read(name)
-            new.writestr(name, mutate_bytes(rng, content, 2) if name.endswith("data.pkl") else content)
+            new.writestr(zipfile.ZipInfo(name), mutate_bytes(rng, content, 2) if name.endswith("data.pkl") else content)
     return made.getvalue()
 
 
