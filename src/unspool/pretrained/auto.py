@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NoReturn
 import tokenizers
 import torch
 
-from unspool.api.language_model import read_quantize
+from unspool.api.language_model import read_devices, read_quantize
 from unspool.api.opening import read_config
 from unspool.config import PARAMETERS
-from unspool.errors import LoadError, SettingError, UnsupportedError, excerpt
+from unspool.errors import LoadError, SettingError, UnsupportedError
 from unspool.loading.model import load_parts
 from unspool.loading.tokenizer import load_tokenizer
 from unspool.pretrained.keywords import MODEL_KEYWORDS, TOKENIZER_KEYWORDS, take_applied
@@ -25,8 +25,6 @@ from unspool.text import Tokenizer
 from unspool.text.folder import MAX_CONFIG_BYTES
 from unspool.text.languages import mark_languages
 from unspool.text.special_tokens import NAMED_TOKENS
-
-_SEVERAL = ("balanced", "balanced_low_0", "sequential")
 
 
 class Auto:
@@ -175,46 +173,27 @@ def _read_placement(applied: dict[str, Any]) -> dict[str, Any]:
         )
     dtype = older if dtype is None else dtype
     mapped, device = applied.pop("device_map", None), applied.pop("device", None)
-    if mapped is not None and device is not None:
-        raise SettingError("`device_map` and `device` both say where the weights go; give one")
+    placed, devices = read_devices(device, mapped, applied.pop("max_memory", None))
     blocks = read_quantization(applied.pop("quantization_config", None))
     switches = {name: bool(applied.pop(name, False)) for name in ("load_in_8bit", "load_in_4bit")}
-    if blocks is not None:
-        if any(switches.values()):
-            raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
-        switches = {name: bool(getattr(blocks, name)) for name in switches}
-    placed = _read_device(mapped) if device is None else device
+    if blocks is not None and any(switches.values()):
+        raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
     quantize = read_quantize(applied.pop("quantize", "auto"), **switches)
-    if blocks is not None and dtype is None and not _is_cpu(placed):  # a CPU's products sum in float32
+    if blocks is not None and blocks.quantize != "auto":
+        if quantize not in ("auto", blocks.quantize):
+            raise SettingError(
+                f"quantize={quantize!r} and quantization_config ({blocks.quantize}) ask for different things; give one"
+            )
+        quantize = blocks.quantize
+    if (
+        blocks is not None and dtype is None and not _is_cpu(placed if devices is None else devices.lead)
+    ):  # a CPU's products sum in float32
         dtype = blocks.bnb_4bit_compute_dtype
-    return {"device": placed, "dtype": dtype, "quantize": quantize}
+    return {"device": placed, "dtype": dtype, "quantize": quantize, "devices": devices}
 
 
 def _is_cpu(device: Any) -> bool:
     return not torch.cuda.is_available() if device is None else torch.device(device).type == "cpu"
-
-
-def _read_device(mapped: Any) -> Any:
-    """The one device of a device_map; None lets load() choose."""
-    if mapped is None or mapped == "auto":
-        return None
-    if mapped in _SEVERAL:
-        if torch.cuda.device_count() > 1:
-            raise UnsupportedError(
-                f"device_map={mapped!r} spreads a model over GPUs, and a model is kept on one device; use 'auto', or "
-                "'cuda:N'"
-            )
-        return None
-    if isinstance(mapped, Mapping):
-        devices = {str(_read_device(device)) for device in mapped.values()}
-        if len(devices) != 1:
-            raise UnsupportedError(f"device_map names {len(devices)} devices, and a model is kept on one; name one")
-        return _read_device(next(iter(mapped.values())))
-    if isinstance(mapped, int) and not isinstance(mapped, bool):
-        return f"cuda:{mapped}"
-    if isinstance(mapped, str | torch.device):
-        return mapped
-    raise SettingError(f"device_map={excerpt(mapped)} is not a device; use 'auto', 'cpu', 'cuda' or {{'': device}}")
 
 
 def open_model(kind: type[_AutoModel], model: Any, **kwargs: Any) -> Any:
