@@ -59,6 +59,47 @@ from unspool.errors import SettingError as SettingError
 from unspool.errors import UnfulfilledError as UnfulfilledError
 from unspool.errors import UnspoolError as UnspoolError
 from unspool.errors import UnsupportedError as UnsupportedError
+from unspool.frameworks.flax import FlaxForceTokensLogitsProcessor as FlaxForceTokensLogitsProcessor
+from unspool.frameworks.flax import FlaxForcedBOSTokenLogitsProcessor as FlaxForcedBOSTokenLogitsProcessor
+from unspool.frameworks.flax import FlaxForcedEOSTokenLogitsProcessor as FlaxForcedEOSTokenLogitsProcessor
+from unspool.frameworks.flax import FlaxLogitsProcessor as FlaxLogitsProcessor
+from unspool.frameworks.flax import FlaxLogitsProcessorList as FlaxLogitsProcessorList
+from unspool.frameworks.flax import FlaxLogitsWarper as FlaxLogitsWarper
+from unspool.frameworks.flax import FlaxMinLengthLogitsProcessor as FlaxMinLengthLogitsProcessor
+from unspool.frameworks.flax import FlaxSuppressTokensAtBeginLogitsProcessor as FlaxSuppressTokensAtBeginLogitsProcessor
+from unspool.frameworks.flax import FlaxSuppressTokensLogitsProcessor as FlaxSuppressTokensLogitsProcessor
+from unspool.frameworks.flax import FlaxTemperatureLogitsWarper as FlaxTemperatureLogitsWarper
+from unspool.frameworks.flax import FlaxTopKLogitsWarper as FlaxTopKLogitsWarper
+from unspool.frameworks.flax import FlaxTopPLogitsWarper as FlaxTopPLogitsWarper
+from unspool.frameworks.flax import FlaxWhisperTimeStampLogitsProcessor as FlaxWhisperTimeStampLogitsProcessor
+from unspool.frameworks.outputs import FlaxBeamSearchOutput as FlaxBeamSearchOutput
+from unspool.frameworks.outputs import FlaxGreedySearchOutput as FlaxGreedySearchOutput
+from unspool.frameworks.outputs import FlaxSampleOutput as FlaxSampleOutput
+from unspool.frameworks.outputs import TFBeamSampleDecoderOnlyOutput as TFBeamSampleDecoderOnlyOutput
+from unspool.frameworks.outputs import TFBeamSampleEncoderDecoderOutput as TFBeamSampleEncoderDecoderOutput
+from unspool.frameworks.outputs import TFBeamSearchDecoderOnlyOutput as TFBeamSearchDecoderOnlyOutput
+from unspool.frameworks.outputs import TFBeamSearchEncoderDecoderOutput as TFBeamSearchEncoderDecoderOutput
+from unspool.frameworks.outputs import TFContrastiveSearchDecoderOnlyOutput as TFContrastiveSearchDecoderOnlyOutput
+from unspool.frameworks.outputs import TFContrastiveSearchEncoderDecoderOutput as TFContrastiveSearchEncoderDecoderOutput
+from unspool.frameworks.outputs import TFGreedySearchDecoderOnlyOutput as TFGreedySearchDecoderOnlyOutput
+from unspool.frameworks.outputs import TFGreedySearchEncoderDecoderOutput as TFGreedySearchEncoderDecoderOutput
+from unspool.frameworks.outputs import TFSampleDecoderOnlyOutput as TFSampleDecoderOnlyOutput
+from unspool.frameworks.outputs import TFSampleEncoderDecoderOutput as TFSampleEncoderDecoderOutput
+from unspool.frameworks.tensorflow import TFForceTokensLogitsProcessor as TFForceTokensLogitsProcessor
+from unspool.frameworks.tensorflow import TFForcedBOSTokenLogitsProcessor as TFForcedBOSTokenLogitsProcessor
+from unspool.frameworks.tensorflow import TFForcedEOSTokenLogitsProcessor as TFForcedEOSTokenLogitsProcessor
+from unspool.frameworks.tensorflow import TFLogitsProcessor as TFLogitsProcessor
+from unspool.frameworks.tensorflow import TFLogitsProcessorList as TFLogitsProcessorList
+from unspool.frameworks.tensorflow import TFLogitsWarper as TFLogitsWarper
+from unspool.frameworks.tensorflow import TFMinLengthLogitsProcessor as TFMinLengthLogitsProcessor
+from unspool.frameworks.tensorflow import TFNoBadWordsLogitsProcessor as TFNoBadWordsLogitsProcessor
+from unspool.frameworks.tensorflow import TFNoRepeatNGramLogitsProcessor as TFNoRepeatNGramLogitsProcessor
+from unspool.frameworks.tensorflow import TFRepetitionPenaltyLogitsProcessor as TFRepetitionPenaltyLogitsProcessor
+from unspool.frameworks.tensorflow import TFSuppressTokensAtBeginLogitsProcessor as TFSuppressTokensAtBeginLogitsProcessor
+from unspool.frameworks.tensorflow import TFSuppressTokensLogitsProcessor as TFSuppressTokensLogitsProcessor
+from unspool.frameworks.tensorflow import TFTemperatureLogitsWarper as TFTemperatureLogitsWarper
+from unspool.frameworks.tensorflow import TFTopKLogitsWarper as TFTopKLogitsWarper
+from unspool.frameworks.tensorflow import TFTopPLogitsWarper as TFTopPLogitsWarper
 from unspool.grammar.processor import GrammarLogitsProcessor as GrammarLogitsProcessor
 from unspool.logits.audio import AlternatingCodebooksLogitsProcessor as AlternatingCodebooksLogitsProcessor
 from unspool.logits.base import LogitsProcessor as LogitsProcessor
@@ -178,6 +219,22 @@ __all__ = [
     "EpsilonLogitsWarper",
     "EtaLogitsWarper",
     "ExponentialDecayLengthPenalty",
+    "FlaxBeamSearchOutput",
+    "FlaxForceTokensLogitsProcessor",
+    "FlaxForcedBOSTokenLogitsProcessor",
+    "FlaxForcedEOSTokenLogitsProcessor",
+    "FlaxGreedySearchOutput",
+    "FlaxLogitsProcessor",
+    "FlaxLogitsProcessorList",
+    "FlaxLogitsWarper",
+    "FlaxMinLengthLogitsProcessor",
+    "FlaxSampleOutput",
+    "FlaxSuppressTokensAtBeginLogitsProcessor",
+    "FlaxSuppressTokensLogitsProcessor",
+    "FlaxTemperatureLogitsWarper",
+    "FlaxTopKLogitsWarper",
+    "FlaxTopPLogitsWarper",
+    "FlaxWhisperTimeStampLogitsProcessor",
     "ForcedBOSTokenLogitsProcessor",
     "ForcedEOSTokenLogitsProcessor",
     "FrequencyPenaltyLogitsProcessor",
@@ -245,6 +302,31 @@ __all__ = [
     "SynthIDTextWatermarkDetector",
     "SynthIDTextWatermarkLogitsProcessor",
     "SynthIDTextWatermarkingConfig",
+    "TFBeamSampleDecoderOnlyOutput",
+    "TFBeamSampleEncoderDecoderOutput",
+    "TFBeamSearchDecoderOnlyOutput",
+    "TFBeamSearchEncoderDecoderOutput",
+    "TFContrastiveSearchDecoderOnlyOutput",
+    "TFContrastiveSearchEncoderDecoderOutput",
+    "TFForceTokensLogitsProcessor",
+    "TFForcedBOSTokenLogitsProcessor",
+    "TFForcedEOSTokenLogitsProcessor",
+    "TFGreedySearchDecoderOnlyOutput",
+    "TFGreedySearchEncoderDecoderOutput",
+    "TFLogitsProcessor",
+    "TFLogitsProcessorList",
+    "TFLogitsWarper",
+    "TFMinLengthLogitsProcessor",
+    "TFNoBadWordsLogitsProcessor",
+    "TFNoRepeatNGramLogitsProcessor",
+    "TFRepetitionPenaltyLogitsProcessor",
+    "TFSampleDecoderOnlyOutput",
+    "TFSampleEncoderDecoderOutput",
+    "TFSuppressTokensAtBeginLogitsProcessor",
+    "TFSuppressTokensLogitsProcessor",
+    "TFTemperatureLogitsWarper",
+    "TFTopKLogitsWarper",
+    "TFTopPLogitsWarper",
     "TemperatureLogitsWarper",
     "TextIteratorStreamer",
     "TextStreamer",
