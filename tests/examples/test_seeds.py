@@ -47,7 +47,8 @@ THEIRS = {
     "AutoProcessor",
     "AutoTokenizer",
 }
-THEIRS |= {"AutoTokenizer", "pipeline", "set_seed"}
+THEIRS |= {"pipeline", "set_seed"}
+THEIRS |= {"GPT2LMHeadModel", "GPT2Tokenizer", "MambaForCausalLM", "WhisperForConditionalGeneration"}
 
 
 def take_theirs(text: str) -> str:
