@@ -83,7 +83,3 @@ def test_a_script_runs_with_objects(script: Path, place: Path, attached: None) -
     if "MambaCache" in text:
         pytest.skip("the result of transformers' Mamba has its cache under another name than in the document")
     exec(compile(take_theirs(text), str(script), "exec"), {"__name__": "__main__"})
-
-
-def test_every_document_is_there() -> None:
-    assert len(SCRIPTS) >= 77
