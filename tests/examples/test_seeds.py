@@ -15,6 +15,8 @@ import unspool
 
 FOLDER = Path(__file__).parents[2] / "examples" / "seeds"
 SCRIPTS = sorted(FOLDER.glob("*_[0-9][0-9].py"))
+SLOW = {"utilities_49"}  # compiles its steps
+CALLS = [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else []) for path in SCRIPTS]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         sys.path.remove(str(FOLDER))
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", CALLS)
 def test_a_script_runs(script: Path, place: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), names)
@@ -73,7 +75,7 @@ def attached() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers' own
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", CALLS)
 def test_a_script_runs_with_objects(script: Path, place: Path, attached: None) -> None:
     text = script.read_text(encoding="utf-8")
     if "device_map" in text and importlib.util.find_spec("accelerate") is None:
