@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.specification.blocks import NATIVE_ALONE
 
 import unspool
 
@@ -80,8 +81,7 @@ def test_a_script_runs_with_objects(script: Path, place: Path, attached: None) -
     text = script.read_text(encoding="utf-8")
     if "device_map" in text and importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers needs accelerate for device_map")
-    if "AutoProcessor" in text:
-        pytest.skip("the small Whisper hears 0.6 s, and transformers' features are of whole seconds")
-    if "MambaCache" in text:
-        pytest.skip("the result of transformers' Mamba has its cache under another name than in the document")
+    for word, reason in NATIVE_ALONE.items():
+        if word in text:
+            pytest.skip(reason)
     exec(compile(take_theirs(text), str(script), "exec"), {"__name__": "__main__"})

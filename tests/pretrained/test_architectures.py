@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import unspool
 from unspool import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LoadError, PretrainedModel, SettingError
@@ -118,3 +119,21 @@ def test_a_config_is_read_without_weights(models: Path, tmp_path: Path, folder: 
         AutoConfig.from_pretrained(tmp_path, colour=1)
     with pytest.raises(LoadError, match=r"no config\.json"):
         AutoConfig.from_pretrained(tmp_path.parent)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own
+def test_a_class_without_a_native_form_is_loaded_by_transformers_and_reads_pictures(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    seen = {**sizes, "image_size": 32, "patch_size": 8}
+    ends = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    config = transformers.GitConfig(vocab_size=97, max_position_embeddings=64, vision_config=seen, **sizes, **ends)
+    torch.manual_seed(0)
+    theirs = transformers.GitForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    model = unspool.GitForCausalLM.from_pretrained(tmp_path)
+    ids, picture = torch.tensor([[1, 5], [1, 7]]), torch.randn(2, 3, 32, 32)
+    for asked in ({}, {"num_beams": 3}):
+        expected = theirs.generate(ids, pixel_values=picture, max_new_tokens=6, **asked)
+        assert torch.equal(model.generate(ids, pixel_values=picture, max_new_tokens=6, **asked), expected)
+    with pytest.raises(LoadError, match="GitForCausalLM, and is no model for GPT2LMHeadModel; load it with GitFor"):
+        unspool.GPT2LMHeadModel.from_pretrained(tmp_path)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tests.specification import blocks, names
 from tests.specification.sentences import PROMISES, Promise
+from unspool.config import PARAMETERS
+from unspool.logits.order import PROCESSORS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "specification.md"
@@ -74,6 +76,26 @@ def _show_block(block: blocks.Block) -> str:
     return f"| {block.document} {block.number:02} | {reason} | {find_awaited(word)} |"
 
 
+def _list_settings() -> list[str]:
+    """The lines about settings and arguments."""
+    of_processors = {one.name for entry in PROCESSORS.built_in for one in entry.settings}
+    switched = "logits/test_pipeline::each_setting_switches_its_processor_on_and_its_neutral_value_off"
+    lines = ["", "## Settings and arguments of generate()", ""]
+    lines += [
+        "Every setting is applied or refused, which `plan/test_settings::no_setting_passes_silently` tries with each; "
+        "`conformance/test_goldens` runs the 646 recorded calls of the reference.",
+        "",
+        "| setting | default | what it does | shown by |",
+        "|---|---|---|---|",
+    ]
+    for name in names.SETTINGS:
+        parameter = PARAMETERS[name]
+        test = switched if name in of_processors else "plan/test_settings::no_setting_passes_silently"
+        lines.append(f"| `{name}` | `{parameter.default}` | {parameter.help} | {show_test(test)} |")
+    lines += ["", "| argument | shown by |", "|---|---|"]
+    return [*lines, *(f"| `{name}` | {show_test(test)} |" for name, test in names.ARGUMENTS.items())]
+
+
 def make_page() -> str:
     """The whole page."""
     lines = [HEAD, "## Names and arguments", ""]
@@ -87,6 +109,7 @@ def make_page() -> str:
     for name, (arguments, file) in names.list_names().items():
         shown = f"`{file}`" if file else find_awaited(names.AWAITED[name])
         lines.append(f"| `{name}` | {arguments or 'none of its own'} | {shown} |")
+    lines += _list_settings()
     count = len(blocks.BLOCKS)
     num_run = sum(block.is_run for block in blocks.BLOCKS)
     lines += [

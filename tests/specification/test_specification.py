@@ -12,9 +12,15 @@ import unspool
 from tests.specification import blocks, names
 from tests.specification.page import PAGE, list_functions, make_page, read_tests
 from tests.specification.sentences import PROMISES
+from unspool.config import PARAMETERS
+from unspool.config.parameters import CALL_ARGUMENTS
 
 PROMISED = [promise for promises in PROMISES.values() for promise in promises]
-TESTS = sorted({test for promise in PROMISED for test in promise.tests} | {one for _, one in blocks.OTHERWISE.values()})
+TESTS = sorted(
+    {test for promise in PROMISED for test in promise.tests}
+    | {test for _, test in blocks.OTHERWISE.values()}
+    | {*names.ARGUMENTS.values()}
+)
 DOCUMENTS = Path(os.environ.get("UNSPOOL_SEEDS", Path(__file__).parents[2].parent / "shared" / "seeds"))
 FENCED = re.compile(r"^[ \t]*```[ ]*\w*\n(.*?)^[ \t]*```", re.M | re.S)
 
@@ -77,4 +83,8 @@ def test_nothing_of_the_documents_is_left_out() -> None:
         if name.strip("() ")
     }
     assert automatic <= known
+    written = {name for text in texts for name in re.findall(r"\b(\w+)=|`(\w+)`", text) for name in name}
+    others = {"generation_kwargs", "max_cache_len"}  # a variable of the examples, and an argument of caches
+    assert {name for name in PARAMETERS if name in written} - others <= {*names.SETTINGS}
+    assert {name for name in CALL_ARGUMENTS if name in written} <= {*names.ARGUMENTS}
     assert imported <= known, imported - known
