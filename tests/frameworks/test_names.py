@@ -88,3 +88,10 @@ def test_an_output_is_a_dataclass_a_mapping_and_a_tuple(name: str) -> None:
     assert copy.deepcopy(some) == some and kind(*"a")["sequences"] == "a"
     if name.startswith("Flax"):
         assert some.replace(sequences="other").sequences == "other" and some.sequences == "ids"
+
+
+def test_what_jax_compiles_may_return_a_flax_output() -> None:
+    jax = pytest.importorskip("jax")
+    for kind in (unspool.FlaxSampleOutput, unspool.FlaxBeamSearchOutput):
+        found = jax.jit(lambda ids, kind=kind: kind(sequences=ids + 1))(jax.numpy.arange(3))
+        assert isinstance(found, kind) and found.sequences.tolist() == [1, 2, 3] and list(found) == ["sequences"]

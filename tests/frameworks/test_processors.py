@@ -69,7 +69,7 @@ def test_live_and_compiled_as_recorded(framework: str, case: Case) -> None:
     convert, compile_ = convert_all(framework)
     processor = getattr(unspool, case.name)(**case.given)
     ids, scores = (convert(part) for part in make_arrays(case.name))
-    compiled = compile_(lambda ids, scores, length: processor(ids, scores, length))
+    compiled = compile_(processor)
     for length in case.lengths:
         expected = read_recorded(framework)[f"{case.key}@{length}"]
         for found in (processor(ids, scores, length), compiled(ids, scores, convert(np.int32(length)))):

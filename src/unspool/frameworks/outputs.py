@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Self
 
 from unspool.outputs import Output
@@ -88,11 +90,29 @@ class TFBeamSampleEncoderDecoderOutput(TFBeamSearchEncoderDecoderOutput):
     """What an encoder-decoder wrote by beam search that samples."""
 
 
+@cache
+def _register(kind: type[Output], trees: Any) -> None:
+    """Let JAX know the parts of an output, once."""
+
+    def take_apart(output: Output) -> tuple[tuple[Any, ...], None]:
+        return tuple(getattr(output, field.name) for field in fields(output)), None
+
+    def put_together(_: None, parts: tuple[Any, ...]) -> Output:
+        return kind(*parts)
+
+    trees.register_pytree_node(kind, take_apart, put_together)
+
+
 @dataclass
 class FlaxGreedySearchOutput(Output):
     """What was written by greedy search."""
 
     sequences: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (jax := sys.modules.get("jax")) is not None:  # so that functions that it compiles may return one
+            _register(type(self), jax.tree_util)
 
     def replace(self, **changes: Any) -> Self:
         """Another output, with some fields changed."""

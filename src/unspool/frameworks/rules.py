@@ -46,7 +46,7 @@ def _mark_tokens(xp: Arrays, tokens: list[int], scores: Array) -> Array:
     return xp.mark(ids, ids >= 0, scores.shape[-1])[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Temperature(Rule):
     """Scores divided by a temperature."""
 
@@ -60,7 +60,7 @@ class Temperature(Rule):
         return scores / self.temperature
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TopK(Rule):
     """The highest scores; the others get the filter's value."""
 
@@ -83,7 +83,7 @@ class TopK(Rule):
         return xp.unsort(xp.where(xp.places(values) >= kept, self.filter_value, values), order)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TopP(Rule):
     """The fewest likely tokens whose probabilities reach a sum; the others get the filter's value."""
 
@@ -106,7 +106,7 @@ class TopP(Rule):
         return xp.unsort(xp.where(is_tail, self.filter_value, values), order)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MinLength(Rule):
     """No end before a length."""
 
@@ -124,7 +124,7 @@ class MinLength(Rule):
         return xp.where(is_short & (xp.places(scores) == self.eos_token_id), -INF, scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RepetitionPenalty(Rule):
     """Tokens that were written become less likely: positive scores are divided, negative ones multiplied."""
 
@@ -159,7 +159,7 @@ def _clip(xp: Arrays, at: Array, ids: Array) -> Array:
     return xp.where(at > last, at * 0 + last, at)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NoRepeatNGram(Rule):
     """No token that would end an n-gram for the second time."""
 
@@ -184,7 +184,7 @@ class NoRepeatNGram(Rule):
         return xp.where(_mark_ids(xp, ids, is_match, scores), -INF, scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NoBadWords(Rule):
     """No token that would end one of some sequences; an end token may be among them, as in the reference."""
 
@@ -224,7 +224,7 @@ class NoBadWords(Rule):
         return xp.where(_mark_ids(xp, last + ids[:, :1] * 0, is_match, scores), -INF, scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ForcedBOS(Rule):
     """One token right after the one that the text starts with."""
 
@@ -240,7 +240,7 @@ class ForcedBOS(Rule):
         return xp.where(is_first, _force(xp, scores, self.bos_token_id), scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ForcedEOS(Rule):
     """An end token as the last one before a length is reached."""
 
@@ -258,7 +258,7 @@ class ForcedEOS(Rule):
         return xp.where(is_last, _force(xp, scores, self.eos_token_id), scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SuppressTokens(Rule):
     """No token of a list."""
 
@@ -273,7 +273,7 @@ class SuppressTokens(Rule):
         return xp.where(_mark_tokens(xp, tokens, scores), -INF, scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SuppressTokensAtBegin(Rule):
     """No token of a list at the first place that is written."""
 
@@ -291,7 +291,7 @@ class SuppressTokensAtBegin(Rule):
         return xp.where(is_first & _mark_tokens(xp, tokens, scores), -INF, scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ForceTokens(Rule):
     """Tokens for certain places: pairs of a place and its token, which may be None for none."""
 
@@ -335,7 +335,7 @@ class ForceTokens(Rule):
         return xp.where(is_forced, _force(xp, scores, token, fill), scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WhisperTimestamps(Rule):
     """Whisper's timestamps in pairs, and where they are likelier than text (Radford et al. 2022, arXiv 2212.04356)."""
 
