@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from unspool.api.core import as_model
 from unspool.api.language_model import load
+from unspool.callbacks import check_callback
 from unspool.compression.llmlingua import checks
 from unspool.compression.llmlingua.budgets import choose_contexts, choose_sentences
 from unspool.compression.llmlingua.counting import (
@@ -16,9 +19,10 @@ from unspool.compression.llmlingua.counting import (
     TokenCounter,
     check_counter,
     describe_saving,
-    split_sentences,
+    cut_sentences,
 )
-from unspool.compression.llmlingua.options import Options
+from unspool.compression.llmlingua.labels import Labeller
+from unspool.compression.llmlingua.options import Options, pick, refuse_unread
 from unspool.compression.llmlingua.ranks import rank_contexts
 from unspool.compression.llmlingua.records import read_record, tag_record
 from unspool.compression.llmlingua.recovery import recover_words
@@ -26,7 +30,11 @@ from unspool.compression.llmlingua.scorer import Scorer
 from unspool.compression.llmlingua.segments import Segment, SegmentedContext, join_alike, read_segments
 from unspool.compression.llmlingua.token_filter import Watch, filter_tokens
 from unspool.compression.llmlingua.windows import SEPARATOR, plan_segments, plan_windows
+from unspool.compression.llmlingua.word_options import WordOptions
+from unspool.compression.llmlingua.words import WordCompressor
 from unspool.errors import InputError, SettingError, UnsupportedError, excerpt
+from unspool.loading.token_classifier import load_classifier, open_classifier
+from unspool.models.encoder.classifier import TokenClassifier
 from unspool.text import Tokenizer
 
 _NUM_PREFIX: Final = 100  # tokens of a long question's beginning that stay
@@ -73,24 +81,34 @@ class PromptCompressor:
             )
         self.use_llmlingua2 = use_llmlingua2
         self.oai_tokenizer = check_counter(oai_tokenizer)
-        self._split_sentences = split_sentences or _split
+        self._split_sentences = split_sentences or cut_sentences
         config = _read_model_config(model_config)
+        if llmlingua2_config and not use_llmlingua2:
+            raise SettingError("`llmlingua2_config` is for token classifiers; add use_llmlingua2=True, or leave it out")
         if isinstance(model_name, str | Path):
             model, own = _load(model_name, device_map, config, is_classifier=use_llmlingua2)
-        elif use_llmlingua2:
+        elif isinstance(model_name, TokenClassifier):
             model, own = model_name, None
         else:
             model, own = as_model(model_name), getattr(model_name, "tokenizer", None)
-        self.tokenizer = tokenizer or own or getattr(model, "tokenizer", None)
-        if self.tokenizer is None:
+        found = tokenizer or own
+        if found is None:
             raise InputError("a compressor needs the model's tokenizer, and none came with it; give tokenizer=")
-        self.model = model
-        self._scorer = Scorer(model, self.tokenizer)
+        self.model, self.tokenizer = model, found
+        self._scorer = Scorer(model, found)
+        self._words: WordCompressor | None = None
+        if isinstance(model, TokenClassifier) != use_llmlingua2:
+            raise UnsupportedError(
+                "use_llmlingua2=True is for token classifiers, and the model has losses; leave it out"
+                if use_llmlingua2
+                else "the model is a token classifier, which has no losses; add use_llmlingua2=True"
+            )
         if use_llmlingua2:
-            raise UnsupportedError("LLMLingua-2")
-        if llmlingua2_config:
-            raise SettingError("`llmlingua2_config` is for token classifiers; add use_llmlingua2=True, or leave it out")
-        self._scorer.check()
+            batch, marks = _read_llmlingua2(llmlingua2_config)
+            labeller = Labeller(model, found, batch_size=batch, num_marks=marks)
+            self._words = WordCompressor(labeller, self.oai_tokenizer)
+        else:
+            self._scorer.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """`compress_prompt`."""
@@ -147,31 +165,13 @@ class PromptCompressor:
         Returns `compressed_prompt` and the counts `origin_tokens`, `compressed_tokens`, `ratio`, `rate`, `saving`.
         Arguments from `target_context` on are LLMLingua-2's. `progress(done, total)` is called with tokens.
         """
-        options = Options(
-            rate=rate,
-            target_token=target_token,
-            iterative_size=iterative_size,
-            force_context_ids=force_context_ids,
-            force_context_number=force_context_number,
-            use_sentence_level_filter=use_sentence_level_filter,
-            use_context_level_filter=use_context_level_filter,
-            use_token_level_filter=use_token_level_filter,
-            keep_split=keep_split,
-            keep_first_sentence=keep_first_sentence,
-            keep_last_sentence=keep_last_sentence,
-            keep_sentence_number=keep_sentence_number,
-            high_priority_bonus=high_priority_bonus,
-            context_budget=context_budget,
-            token_budget_ratio=token_budget_ratio,
-            condition_in_question=condition_in_question,
-            reorder_context=reorder_context,
-            dynamic_context_compression_ratio=dynamic_context_compression_ratio,
-            condition_compare=condition_compare,
-            add_instruction=add_instruction,
-            rank_method=rank_method,
-            concate_question=concate_question,
-            strict_preserve_uncompressed=strict_preserve_uncompressed,
-        )
+        given = locals()
+        check_callback("progress", progress, "done, total")
+        if self._words is not None:
+            refuse_unread(given, Options, WordOptions, "LLMLingua-2 does not read it; leave it out")
+            return self._words.compress(_read_some(context), pick(WordOptions, given), progress)
+        refuse_unread(given, WordOptions, Options, "it is for token classifiers (use_llmlingua2=True); leave it out")
+        options = pick(Options, given)
         texts = _Texts(
             checks.read_contexts(context),
             checks.check_text("instruction", instruction),
@@ -213,37 +213,15 @@ class PromptCompressor:
     ) -> dict[str, Any]:
         """`compress_prompt` for contexts in tagged segments: `<llmlingua, rate=0.4>…</llmlingua>`, and
         `<llmlingua, compress=False>…</llmlingua>` for words that stay."""
-        options = Options(
-            rate=rate,
-            target_token=target_token,
-            iterative_size=iterative_size,
-            force_context_ids=force_context_ids,
-            force_context_number=force_context_number,
-            use_sentence_level_filter=use_sentence_level_filter,
-            use_context_level_filter=use_context_level_filter,
-            use_token_level_filter=use_token_level_filter,
-            keep_split=keep_split,
-            keep_first_sentence=keep_first_sentence,
-            keep_last_sentence=keep_last_sentence,
-            keep_sentence_number=keep_sentence_number,
-            high_priority_bonus=high_priority_bonus,
-            context_budget=context_budget,
-            token_budget_ratio=token_budget_ratio,
-            condition_in_question=condition_in_question,
-            reorder_context=reorder_context,
-            dynamic_context_compression_ratio=dynamic_context_compression_ratio,
-            condition_compare=condition_compare,
-            add_instruction=add_instruction,
-            rank_method=rank_method,
-            concate_question=concate_question,
-            strict_preserve_uncompressed=strict_preserve_uncompressed,
-        )
+        options = pick(Options, locals())
+        check_callback("progress", progress, "done, total")
         if self.use_llmlingua2:
             raise UnsupportedError(
                 "a token classifier does not keep the tags of segments; use a causal model, or compress_prompt()"
             )
         tagged = checks.read_contexts(context)
-        checks.check_text("instruction", instruction), checks.check_text("question", question)
+        checks.check_text("instruction", instruction)
+        checks.check_text("question", question)
         lengths = [self._scorer.count(text) for text in tagged]  # tags count, as in the package
         if options.target_token > sum(lengths):
             raise SettingError(
@@ -314,6 +292,8 @@ class PromptCompressor:
         """A response in the words of the original prompt, where it quotes the compressed one."""
         for name, text in (("original_prompt", original_prompt), ("compressed_prompt", compressed_prompt)):
             checks.check_text(name, text)
+        if not response:
+            raise InputError("`response` is empty: there is nothing to recover")
         return recover_words(self._scorer, original_prompt, compressed_prompt, checks.check_text("response", response))
 
     # --- how -------------------------------------------------------------------------------------------
@@ -428,10 +408,6 @@ def _find_prefix_end(scorer: Scorer, prefix: str, text: str) -> int:
     return end
 
 
-def _split(text: str) -> list[str]:
-    return split_sentences(text)
-
-
 def _read_model_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
     given = dict(config or {})
     for key in given:
@@ -444,10 +420,35 @@ def _read_model_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _load(name: str | Path, device_map: str | None, config: Mapping[str, Any], *, is_classifier: bool) -> Any:
-    dtype = config.get("torch_dtype")
-    device = None if device_map == "auto" else device_map
-    lm = load(name, device=device, dtype=None if dtype == "auto" else dtype, revision=config.get("revision"))
+    """A model and its tokenizer by name."""
+    dtype, revision = config.get("torch_dtype"), config.get("revision")
+    device, dtype = None if device_map == "auto" else device_map, None if dtype == "auto" else dtype
+    classifier = open_classifier(name, revision=revision)
+    if classifier is not None and is_classifier:
+        return load_classifier(classifier, device, dtype or torch.float32)
+    if classifier is not None or is_classifier:
+        raise UnsupportedError(
+            f"{excerpt(str(name))} is a token classifier, which has no losses; add use_llmlingua2=True"
+            if classifier is not None
+            else f"{excerpt(str(name))} is no token classifier, which use_llmlingua2=True asks for; leave it out"
+        )
+    lm = load(name, device=device, dtype=dtype, revision=revision)
     return lm.model, lm.tokenizer
+
+
+def _read_llmlingua2(config: Mapping[str, Any] | None) -> tuple[int, int]:
+    """The sizes of batches and of the list of force tokens."""
+    given = {"max_batch_size": 50, "max_force_token": 100, **(config or {})}
+    if set(given) != {"max_batch_size", "max_force_token"}:
+        raise SettingError(f"`llmlingua2_config`={excerpt(config)} takes max_batch_size and max_force_token")
+    batch = checks.check_count("max_batch_size", given["max_batch_size"], 1, 4096)
+    return batch, checks.check_count("max_force_token", given["max_force_token"], 0, 1024)
+
+
+def _read_some(context: Any) -> list[str]:
+    if context is None or context == []:
+        raise InputError("`context` is empty; give a text, or a list of texts")
+    return checks.read_contexts(context)
 
 
 def _read_given_segments(context: Any, texts: Any, rates: Any, stays: Any) -> list[SegmentedContext] | None:

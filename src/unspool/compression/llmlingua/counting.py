@@ -29,7 +29,7 @@ class EstimatedTokens:
         return _TOKEN.findall(text)
 
 
-def split_sentences(text: str) -> list[str]:
+def cut_sentences(text: str) -> list[str]:
     """Sentences end with a full stop, a question mark or an exclamation mark that white space follows."""
     return [part for part in _SENTENCE_END.split(text.rstrip()) if part]
 

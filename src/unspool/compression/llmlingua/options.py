@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from unspool.compression.llmlingua import checks
 from unspool.errors import SettingError, UnsupportedError, excerpt
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 CONDITIONS: Final = ("none", "before", "after")
 _CONDITION: Final = "_condition"
@@ -83,6 +87,24 @@ class Options:
         if self.rank_method == "longllmlingua" and asked == "none" and not self.puts_question_first:
             return "after"
         return asked
+
+
+Given = TypeVar("Given", bound="DataclassInstance")
+
+
+def pick(kind: type[Given], given: Mapping[str, Any]) -> Given:
+    """The options of a kind out of a call's arguments."""
+    return kind(**{field.name: given[field.name] for field in fields(kind)})
+
+
+def refuse_unread(given: Mapping[str, Any], theirs: type[Any], ours: type[Any], why: str) -> None:
+    """Raise for an argument that is of another method's options alone, and is not their default."""
+    own = {field.name for field in fields(ours)}
+    for field in fields(theirs):
+        value = given[field.name]
+        value = tuple(value) if isinstance(value, list) else value
+        if field.name not in own and value != field.default:
+            raise SettingError(f"`{field.name}`={excerpt(given[field.name])} was given, and {why}")
 
 
 _SWITCHES: Final = (

@@ -86,8 +86,9 @@ def _tag_pair(key: str, value: Any, field: _Field) -> str:
 
 
 def _escape(text: str) -> str:
-    """A text as it stands between quotation marks."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    """An item as it stands between quotation marks. Those that it has become apostrophes: half of an escaped one would
+    be another character."""
+    return json.dumps(text.replace('"', "'"), ensure_ascii=False)[1:-1]
 
 
 def _dump(key: str, value: Any) -> str:
