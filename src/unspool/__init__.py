@@ -39,6 +39,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SinkCache",
         "SlidingWindowCache",
     ),
+    "compression.llmlingua.compressor": ("PromptCompressor",),
     "config": (
         "CompileConfig",
         "GenerationConfig",

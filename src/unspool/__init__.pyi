@@ -32,6 +32,7 @@ from unspool.cache import SinkCache as SinkCache
 from unspool.cache import SlidingWindowCache as SlidingWindowCache
 from unspool.cache import StaticCache as StaticCache
 from unspool.cache import StaticCacheConfig as StaticCacheConfig
+from unspool.compression.llmlingua.compressor import PromptCompressor as PromptCompressor
 from unspool.config import CompileConfig as CompileConfig
 from unspool.config import GenerationConfig as GenerationConfig
 from unspool.config import GumbelWatermarkingConfig as GumbelWatermarkingConfig
@@ -223,6 +224,7 @@ __all__ = [
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
     "PretrainedModel",
+    "PromptCompressor",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedHybridCache",

@@ -9,9 +9,8 @@ import numpy.typing as npt
 import torch
 
 from unspool.cache import ROLL_BACK, Cache, DynamicCache
-from unspool.decoding.reader import Reader
+from unspool.decoding.reader import Reader, between_passes
 from unspool.errors import InputError, UnsupportedError
-from unspool.kernels.torch_threads import all_threads
 from unspool.protocols import Model, Want
 
 Losses = npt.NDArray[np.float32]
@@ -83,7 +82,7 @@ class TextLosses:
             self._cache.truncate([count])
 
     def forget(self, first: int, count: int) -> None:
-        """Let go of the keys of `count` tokens from the `first` on: those behind them move up, and are not made anew."""
+        """Let go of the keys of `count` tokens from the `first` on: those behind them move up as they are."""
         held = self.num_held
         if not isinstance(self._cache, DynamicCache):
             raise UnsupportedError(f"a {type(self._cache).__name__} can't let go of keys in the middle of a text")
@@ -110,7 +109,7 @@ def read_losses(model: Model, cache: Cache, rows: Sequence[Sequence[int]], *, en
         if not max(real):
             break
         forward = reader.ask(tokens[:, first : first + max(real)], real, _ALL)
-        with all_threads():
+        with between_passes(model, sum(real)):
             for row, count in enumerate(real):
                 following = tokens[row, first + 1 : first + 1 + min(count, len(rows[row]) - 1 - first)]
                 if len(following):

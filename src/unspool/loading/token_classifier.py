@@ -28,7 +28,7 @@ def open_classifier(
 def load_classifier(
     source: OpenedModel, device: Any = None, dtype: torch.dtype = torch.float32
 ) -> tuple[TokenClassifier, Tokenizer]:
-    """The classifier and its tokenizer; in float32 unless another type is asked for: its labels are compared closely."""
+    """The classifier and its tokenizer; in float32 unless another type is asked for."""
     where = choose_device(device)
     if where.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"token classifiers run on CPUs and CUDA GPUs; give another device than {where}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,8 @@ from unspool.compression.llmlingua.counting import (
     SplitSentences,
     TokenCounter,
     check_counter,
-    describe_saving,
     cut_sentences,
+    describe_saving,
 )
 from unspool.compression.llmlingua.labels import Labeller
 from unspool.compression.llmlingua.options import Options, pick, refuse_unread
@@ -96,7 +96,7 @@ class PromptCompressor:
             raise InputError("a compressor needs the model's tokenizer, and none came with it; give tokenizer=")
         self.model, self.tokenizer = model, found
         self._scorer = Scorer(model, found)
-        self._words: WordCompressor | None = None
+        self._labeller: Labeller | None = None
         if isinstance(model, TokenClassifier) != use_llmlingua2:
             raise UnsupportedError(
                 "use_llmlingua2=True is for token classifiers, and the model has losses; leave it out"
@@ -105,8 +105,7 @@ class PromptCompressor:
             )
         if use_llmlingua2:
             batch, marks = _read_llmlingua2(llmlingua2_config)
-            labeller = Labeller(model, found, batch_size=batch, num_marks=marks)
-            self._words = WordCompressor(labeller, self.oai_tokenizer)
+            self._labeller = Labeller(model, found, batch_size=batch, num_marks=marks)
         else:
             self._scorer.check()
 
@@ -167,9 +166,10 @@ class PromptCompressor:
         """
         given = locals()
         check_callback("progress", progress, "done, total")
-        if self._words is not None:
+        if self._labeller is not None:
             refuse_unread(given, Options, WordOptions, "LLMLingua-2 does not read it; leave it out")
-            return self._words.compress(_read_some(context), pick(WordOptions, given), progress)
+            words = WordCompressor(self._labeller, self.oai_tokenizer)
+            return words.compress(_read_some(context), pick(WordOptions, given), progress)
         refuse_unread(given, WordOptions, Options, "it is for token classifiers (use_llmlingua2=True); leave it out")
         options = pick(Options, given)
         texts = _Texts(

@@ -96,9 +96,7 @@ class Labeller:
                 f"{len(forced)} `force_tokens` were given, and at most {len(self._stand_ins)} are taken "
                 "(llmlingua2_config={'max_force_token': …})"
             )
-        stand_ins = {
-            mark: self._stand_ins[place] for place, mark in enumerate(forced) if len(self.tokenize(mark)) != 1
-        }
+        stand_ins = {mark: self._stand_ins[place] for place, mark in enumerate(forced) if len(self.tokenize(mark)) != 1}
         room = self._model.spec.encoder.vocab_size
         if any(self._find_id(token) >= room for token in stand_ins.values()):
             raise SettingError(

@@ -62,7 +62,9 @@ class Options:
         checks.check_number("dynamic_context_compression_ratio", self.dynamic_context_compression_ratio, -1, 1)
         checks.read_budget(self.context_budget, 0)
         if not isinstance(self.reorder_context, str):
-            raise SettingError(f"`reorder_context`={excerpt(self.reorder_context)} is 'original', 'two_stage' or 'sort'")
+            raise SettingError(
+                f"`reorder_context`={excerpt(self.reorder_context)} is 'original', 'two_stage' or 'sort'"
+            )
         if self.rank_method in _ELSEWHERE:
             raise UnsupportedError(
                 f"`rank_method`={self.rank_method!r} ranks with another's model or service; rank the contexts yourself "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -153,5 +153,3 @@ def _read_file(path: Path) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise SettingError(f"{path} is no YAML: {str(error)[:200]}") from error
-
-

@@ -91,7 +91,9 @@ class WordCompressor:
         for chunks in labelled:
             own = [keep for chunk in chunks for keep in chunk.own]
             if not own:
-                raise InputError("a context has no words that the classifier knows, so it can't be ranked; leave it out")
+                raise InputError(
+                    "a context has no words that the classifier knows, so it can't be ranked; leave it out"
+                )
             scores.append(sum(own) / len(own))
         threshold = find_percentile(scores, int(100 * (1 - rate)))
         return {

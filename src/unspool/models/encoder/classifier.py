@@ -22,9 +22,7 @@ from unspool.shortage import explain_shortage
 class TokenClassifier:
     """Reads texts in both directions, and gives every token the probabilities of its labels."""
 
-    def __init__(
-        self, spec: EncoderSpec, weights: ClassifierWeights, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, spec: EncoderSpec, weights: ClassifierWeights, device: torch.device, dtype: torch.dtype) -> None:
         self.spec, self.weights, self.device, self.dtype = spec, weights, device, dtype
         self._activate = find_activation(spec.activation)
         size = sum(tensor.numel() * tensor.element_size() for tensor in iterate_tensors(weights))
