@@ -40,6 +40,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SlidingWindowCache",
     ),
     "compression.llmlingua.compressor": ("PromptCompressor",),
+    "compression.prompt": ("CompressedPrompt", "TokenLoss", "compress_prompt"),
     "config": (
         "CompileConfig",
         "GenerationConfig",

@@ -33,6 +33,9 @@ from unspool.cache import SlidingWindowCache as SlidingWindowCache
 from unspool.cache import StaticCache as StaticCache
 from unspool.cache import StaticCacheConfig as StaticCacheConfig
 from unspool.compression.llmlingua.compressor import PromptCompressor as PromptCompressor
+from unspool.compression.prompt import CompressedPrompt as CompressedPrompt
+from unspool.compression.prompt import TokenLoss as TokenLoss
+from unspool.compression.prompt import compress_prompt as compress_prompt
 from unspool.config import CompileConfig as CompileConfig
 from unspool.config import GenerationConfig as GenerationConfig
 from unspool.config import GumbelWatermarkingConfig as GumbelWatermarkingConfig
@@ -161,6 +164,7 @@ __all__ = [
     "CacheConfig",
     "ClassifierFreeGuidanceLogitsProcessor",
     "CompileConfig",
+    "CompressedPrompt",
     "ConstrainedBeamSearchScorer",
     "Constraint",
     "ConstraintListState",
@@ -251,6 +255,7 @@ __all__ = [
     "TextIteratorStreamer",
     "TextStreamer",
     "TokenLogprob",
+    "TokenLoss",
     "Tokenizer",
     "TopALogitsWarper",
     "TopHLogitsWarper",
@@ -272,6 +277,7 @@ __all__ = [
     "__version__",
     "asgi",
     "attach",
+    "compress_prompt",
     "compute_transition_scores",
     "detach",
     "generate",

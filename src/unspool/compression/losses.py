@@ -69,7 +69,7 @@ class TextLosses:
             return losses
         # What can't be taken back is read from a copy.
         first = read_losses(self._model, kept, [ids[: before + 1]], ends_before=1)[0] if before else np.zeros(0, "f4")
-        ahead = kept.clone() if keeps else self._model.new_cache(rows=1) if not before else kept
+        ahead = kept.clone() if keeps else kept
         rest = read_losses(self._model, ahead, [ids[before:]])[0]
         self._cache = kept if keeps else None
         return np.concatenate((first, rest))

@@ -53,9 +53,10 @@ class _Texts:
 
 
 class PromptCompressor:
-    """Shorter prompts by the losses of a small model: LLMLingua (Jiang et al., 2023) and LongLLMLingua (2024), or by a
-    token classifier: LLMLingua-2 (Pan et al., 2024). It answers as the package llmlingua 0.2.2 does.
+    """Shorter prompts by a small model, with the arguments and the answers of the package llmlingua 0.2.2.
 
+    LLMLingua (Jiang et al., 2023) and LongLLMLingua (2024) judge tokens by a causal model's losses, LLMLingua-2 (Pan et
+    al., 2024) words by a token classifier's labels.
     `model_name` is what `unspool.load` takes, or a model that is loaded: an `lm`, or a model of transformers with
     `tokenizer`. `oai_tokenizer` counts the tokens of results (an object with `encode(text)`); without it they are
     estimated. `split_sentences` cuts a context for the sentence filter.
