@@ -53,12 +53,16 @@ class DynamicCache(RowCache, GrowingSurface):
         if any(not 0 <= place < min(self.lengths, default=0) for place in index):
             raise SettingError(f"positions to keep must be held by every row; the rows hold {self.lengths}")
         rows, held = len(self.lengths), max(self.lengths, default=0)
-        layers = [self._store.read(layer, rows, held) for layer in range(self._store.num_layers)]
         fresh = self.new_like(max(len(index), 1))
-        for layer, kv in enumerate(layers):
+        for layer in range(self._store.num_layers):
+            kv = self._store.read(layer, rows, held)
             chosen = torch.tensor(list(index), dtype=torch.int64, device=kv.device)
             fresh._store.fill(layer, kv.index_select(1, chosen))
         self._store, self.lengths = fresh._store, [len(index)] * rows
+
+    def read_layer(self, layer: int) -> torch.Tensor:
+        """A layer's keys and values (rows, positions, 2, heads, width) as they lie, up to the longest row's end."""
+        return self._store.read(layer, len(self.lengths), max(self.lengths, default=0))
 
     # --- rows and files ------------------------------------------------------------------------------
     def branch(self, num_branches: int) -> Cache:
