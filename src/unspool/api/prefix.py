@@ -87,8 +87,8 @@ class Prefix:
         """A prefix of which each layer and head keeps that share of its keys; this one stays as it is.
 
         `rule` says which: "snapkv" (what the last `window` tokens attend to, or the `question`, if it is known what the
-        prefix will be asked), "h2o", "keydiff", "knorm", "llmlingua", "sinks", "random". All strategies go on from it as
-        from any prefix: later tokens stand as far from every key as before.
+        prefix will be asked), "h2o", "keydiff", "knorm", "llmlingua", "sinks", "random". All strategies go on from it
+        as from any prefix: later tokens stand as far from every key as before.
         """
         asked, model = Pruning(ratio, rule, window, seed), self._lm.model
         if self._is_single_use or self.source_ids is not self.token_ids:

@@ -109,7 +109,7 @@ def _by_norm(held: Held, asked: Pruning) -> list[torch.Tensor]:
 def _by_loss(held: Held, asked: Pruning) -> list[torch.Tensor]:
     """LLMLingua's: tokens that the model could not have guessed, the same for all heads."""
     losses = torch.full((len(held.ids),), torch.inf)
-    reader, first = Reader(held.model, held.model.new_cache(rows=1), want=_EVERY), 0
+    reader = Reader(held.model, held.model.new_cache(rows=1), want=_EVERY)
     tokens = torch.tensor([held.ids], device=held.model.device)
     for first in range(0, len(held.ids) - 1, 128):
         part = tokens[:, first : min(first + 128, len(held.ids) - 1)]
@@ -120,7 +120,7 @@ def _by_loss(held: Held, asked: Pruning) -> list[torch.Tensor]:
     return _share(held, _keep_last(losses[None], asked.window)[0])
 
 
-def _by_place(held: Held, asked: Pruning) -> list[torch.Tensor]:
+def _by_place(held: Held, _: Pruning) -> list[torch.Tensor]:
     """The first four tokens and the last ones, as attention sinks have it (Xiao et al., 2023)."""
     scores = torch.arange(len(held.ids), dtype=torch.float32)
     scores[:4] = torch.inf

@@ -1,4 +1,4 @@
-"""A cache of which keys are let go: each layer and head keeps its own, and later tokens stand as far from them as before.
+"""Keys that are let go: each layer and head keeps its own, and later tokens stand as far from them as before.
 
 Rotated keys are turned so that they stand right before what follows: distances, which are all that rotary attention
 sees, stay what they were, while keys lie side by side as those of a short prompt do.
