@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,58 @@ def find_block(model: Model, rows: int = 1) -> int:
     """How many positions of so many rows a pass reads."""
     most = _BLOCK_ON_CPU if model.device.type == "cpu" else _BLOCK_ON_DEVICE
     return max(1, most // rows)
+
+
+class PieceLosses(Protocol):
+    """A text that is read piece by piece."""
+
+    @property
+    def num_held(self) -> int:
+        """Tokens that are held."""
+        ...
+
+    def read(self, ids: Sequence[int], keeps: int) -> Losses:
+        """The losses of the next tokens but the first; afterwards only the first `keeps` of all are held."""
+        ...
+
+
+class LossSource(Protocol):
+    """What finds the losses of texts: a model, or an engine that runs one."""
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text; None if there is no end."""
+        ...
+
+    def start(self) -> PieceLosses:
+        """A text to be read piece by piece."""
+        ...
+
+    def measure(self, rows: Sequence[Sequence[int]]) -> list[Losses]:
+        """The losses of texts but of their first tokens."""
+        ...
+
+
+class ModelLosses:
+    """Losses by a model's own passes."""
+
+    def __init__(self, model: Model) -> None:
+        check_scorer(model)
+        self._model = model
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text; None if there is no end."""
+        info = self._model.info
+        return info.max_context if info.ends_at_context else None
+
+    def start(self) -> TextLosses:
+        """A text to be read piece by piece."""
+        return TextLosses(self._model)
+
+    def measure(self, rows: Sequence[Sequence[int]]) -> list[Losses]:
+        """The losses of texts but of their first tokens."""
+        return measure_texts(self._model, rows)
 
 
 class TextLosses:

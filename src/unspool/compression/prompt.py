@@ -15,10 +15,9 @@ from unspool.api.core import as_model
 from unspool.callbacks import check_callback
 from unspool.compression.llmlingua import checks
 from unspool.compression.llmlingua.token_filter import Watch
-from unspool.compression.losses import Losses, TextLosses, check_scorer, measure_texts
+from unspool.compression.losses import Losses, LossSource, ModelLosses
 from unspool.compression.text import TokenSpans, cut_text, find_spans
 from unspool.errors import ContextError, InputError, SettingError
-from unspool.protocols import Model
 from unspool.text import Tokenizer
 
 SEPARATOR: Final = "\n\n"  # between instruction, contexts and question
@@ -60,7 +59,7 @@ class CompressedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Call:
     """What a call asks for, checked."""
 
     contexts: list[str]
@@ -94,15 +93,21 @@ def compress_prompt(
     stay by their own losses, or by how much likelier the question makes them. Of several contexts, those that say least
     go first, unless `rank_contexts` is False. Texts in `keep` always stay, digits with `keep_digits`.
     """
-    started = time.perf_counter()
-    model, tokenizer = as_model(lm), getattr(lm, "tokenizer", None)
+    tokenizer = getattr(lm, "tokenizer", None)
     if tokenizer is None:
         raise InputError("compressing a text needs the model's tokenizer, and none came with it; load one with it")
-    check_scorer(model)
     check_callback("progress", progress, "done, total")
     checks.check_switch("rank_contexts", rank_contexts)
-    call = _read_call(context, instruction, question, rate, target_token, window, keep, keep_digits)
-    made = _Compression(model, tokenizer, call, progress).run(rank_contexts)
+    call = read_call(context, instruction, question, rate, target_token, window, keep, keep_digits)
+    return run_call(ModelLosses(as_model(lm)), tokenizer, call, rank_contexts, progress)
+
+
+def run_call(
+    source: LossSource, tokenizer: Tokenizer, call: Call, rank_contexts: bool = True, progress: Watch | None = None
+) -> CompressedPrompt:
+    """Compress what a call asks for, by losses from wherever they come."""
+    started = time.perf_counter()
+    made = _Compression(source, tokenizer, call, progress).run(rank_contexts)
     parts = [call.instruction, *(text for text in made.texts if text.strip()), call.question]
     whole = SEPARATOR.join(part for part in parts if part)
     return CompressedPrompt(
@@ -115,9 +120,10 @@ def compress_prompt(
     )
 
 
-def _read_call(
+def read_call(
     context: Any, instruction: Any, question: Any, rate: Any, target: Any, window: Any, keep: Any, keep_digits: Any
-) -> _Call:
+) -> Call:
+    """A call\'s arguments, checked."""
     contexts = [context] if isinstance(context, str) else context
     if not isinstance(contexts, list | tuple) or not contexts or not all(contexts):
         raise InputError("`context` is a text or a list of texts, of which none is empty")
@@ -127,7 +133,7 @@ def _read_call(
         checks.check_number("target_token", target, 1, checks.MOST_TOKENS)
     if not isinstance(keep, list | tuple) or not all(isinstance(text, str) and text for text in keep):
         raise SettingError("`keep` is a list of texts that stay, of which none is empty")
-    return _Call(
+    return Call(
         checks.read_contexts(contexts),
         checks.check_text("instruction", instruction),
         checks.check_text("question", question),
@@ -142,8 +148,8 @@ def _read_call(
 class _Compression:
     """One call: which contexts stay, and which of their tokens."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, call: _Call, watch: Watch | None) -> None:
-        self._model, self._tokenizer, self._call, self._watch = model, tokenizer, call, watch
+    def __init__(self, source: LossSource, tokenizer: Tokenizer, call: Call, watch: Watch | None) -> None:
+        self._source, self._tokenizer, self._call, self._watch = source, tokenizer, call, watch
         self._spans = [find_spans(tokenizer, text) for text in call.contexts]
         self._lengths = [len(each) for each in self._spans]
         joined = SEPARATOR.join(part for part in (call.instruction, *call.contexts, call.question) if part)
@@ -157,7 +163,7 @@ class _Compression:
         stays = self._choose_contexts() if ranks and len(self._spans) > 1 else set(range(len(self._spans)))
         total = sum(self._lengths[place] for place in stays)
         share = min(1.0, self._budget / total)
-        windows = _Windows(self._model, self._tokenizer, self._call, share, total, self._watch)
+        windows = _Windows(self._source, self._tokenizer, self._call, share, total, self._watch)
         for place, spans in enumerate(self._spans):
             if place in stays:
                 losses, kept = windows.judge(spans)
@@ -195,10 +201,10 @@ class _Compression:
         if question:
             # How likely the question is, given a context: low losses first.
             asked = self._tokenizer.encode(SEPARATOR + question + _HINT, add_special_tokens=False)
-            found = measure_texts(self._model, [[*bos, *each.ids, *asked] for each in self._spans])
+            found = self._source.measure([[*bos, *each.ids, *asked] for each in self._spans])
             scores = [float(losses[-len(asked) :].mean()) for losses in found]
         else:
-            found = measure_texts(self._model, [[*bos, *each.ids] for each in self._spans])
+            found = self._source.measure([[*bos, *each.ids] for each in self._spans])
             scores = [-float(losses.mean()) if len(losses) else math.inf for losses in found]
         chosen: set[int] = set()
         for place in sorted(range(len(scores)), key=scores.__getitem__):
@@ -212,18 +218,18 @@ class _Windows:
     """The contexts that stay, read window by window after what is left of those before."""
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, call: _Call, share: float, total: int, watch: Watch | None
+        self, source: LossSource, tokenizer: Tokenizer, call: Call, share: float, total: int, watch: Watch | None
     ) -> None:
         self._call, self._share, self._total, self._watch = call, share, total, watch
-        self._limit = model.info.max_context if model.info.ends_at_context else None
+        self._limit = source.longest
         bos = _find_start(tokenizer)
         beginning = [call.instruction] if call.instruction else []
         own = SEPARATOR.join([*beginning, ""]) if beginning else ""
         self._separator = tokenizer.encode(SEPARATOR, add_special_tokens=False)
-        self._plain = _PrefixedText(model, bos + _encode(tokenizer, own))
+        self._plain = _PrefixedText(source, bos + _encode(tokenizer, own))
         self._asked: _PrefixedText | None = None
         if call.question:
-            self._asked = _PrefixedText(model, bos + _encode(tokenizer, own + call.question + SEPARATOR))
+            self._asked = _PrefixedText(source, bos + _encode(tokenizer, own + call.question + SEPARATOR))
         self._done, self._due = 0, 0.0
 
     def judge(self, spans: TokenSpans) -> tuple[list[float | None], list[bool]]:
@@ -267,8 +273,8 @@ class _Windows:
 class _PrefixedText:
     """What was kept so far, read behind a beginning; windows are tried after it."""
 
-    def __init__(self, model: Model, beginning: list[int]) -> None:
-        self._text, self._waiting = TextLosses(model), list(beginning)
+    def __init__(self, source: LossSource, beginning: list[int]) -> None:
+        self._text, self._waiting = source.start(), list(beginning)
 
     def __len__(self) -> int:
         return self._text.num_held + len(self._waiting)
@@ -296,7 +302,7 @@ def _choose(losses: Losses, must: Sequence[bool], count: int) -> list[bool]:
     return [place in chosen for place in range(len(losses))]
 
 
-def _find_kept(spans: TokenSpans, call: _Call) -> list[bool]:
+def _find_kept(spans: TokenSpans, call: Call) -> list[bool]:
     """Which tokens stay whatever their losses."""
     must = [False] * len(spans.text)
     for mark in call.keep:
