@@ -91,3 +91,31 @@ def test_what_can_not_be_is_refused(server: RunningServer, body: dict[str, Any])
     made = ask(server, "chat/completions" if "messages" in body else "completions", **body)
     assert made.status_code in (400, 422)
     assert len(made.json()["error"]["message"]) > 20
+
+
+def test_texts_are_shortened_with_every_loss(server: RunningServer, lm: unspool.LanguageModel) -> None:
+    body = {"context": [PIER, BREAD], "instruction": "Answer.", "question": "When?", "rate": 0.4, "keep": ["ledger"]}
+    made = server.post("/v1/compress", {"model": "llama", **body})
+    assert made.status_code == 200, made.text
+    found = made.json()
+    own = unspool.compress_prompt(lm, [PIER, BREAD], "Answer.", "When?", 0.4, keep=["ledger"]).as_dict()
+    assert found["compressed_prompt"] == own["compressed_prompt"]
+    assert [one["is_kept"] for one in found["tokens"]] == [one["is_kept"] for one in own["tokens"]]
+    for mine, theirs in zip(found["tokens"], own["tokens"], strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"context": ""},
+        {"context": [3]},
+        {"context": PIER, "rate": 2},
+        {"context": PIER, "file": "x"},
+        {"context": PIER, "instruction": 3},
+    ],
+)
+def test_odd_texts_are_refused(server: RunningServer, body: dict[str, Any]) -> None:
+    made = server.post("/v1/compress", {"model": "llama", **body})
+    assert made.status_code == 400 and made.json()["error"]["message"]

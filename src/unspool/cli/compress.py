@@ -81,7 +81,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for target in targets.values():
         write_target(target, made.text, is_forced=arguments.force)
     if arguments.json:
-        print(json.dumps(describe(made), ensure_ascii=False, indent=2))
+        print(json.dumps(made.as_dict(), ensure_ascii=False, indent=2))
     elif arguments.view:
         _show(made)
     elif not targets:
@@ -89,26 +89,6 @@ def execute(arguments: argparse.Namespace) -> int:
     before, after = made.origin_tokens, made.compressed_tokens
     say(f"{before} tokens → {after} ({made.rate:.0%}) in {made.seconds:.1f} s", DIM)
     return 0
-
-
-def describe(made: CompressedPrompt) -> dict[str, object]:
-    """What came out, as data."""
-    return {
-        "compressed_prompt": made.text,
-        "origin_tokens": made.origin_tokens,
-        "compressed_tokens": made.compressed_tokens,
-        "rate": round(made.rate, 4),
-        "seconds": round(made.seconds, 3),
-        "tokens": [
-            {
-                "context": one.context,
-                "text": one.text,
-                "loss": None if one.loss is None else round(one.loss, 4),
-                "is_kept": one.is_kept,
-            }
-            for one in made.tokens
-        ],
-    }
 
 
 def _show(made: CompressedPrompt) -> None:

@@ -57,6 +57,25 @@ class CompressedPrompt:
         """The share of the prompt's tokens that is left."""
         return self.compressed_tokens / self.origin_tokens
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "compressed_prompt": self.text,
+            "origin_tokens": self.origin_tokens,
+            "compressed_tokens": self.compressed_tokens,
+            "rate": round(self.rate, 4),
+            "seconds": round(self.seconds, 3),
+            "tokens": [
+                {
+                    "context": one.context,
+                    "text": one.text,
+                    "loss": None if one.loss is None else round(one.loss, 4),
+                    "is_kept": one.is_kept,
+                }
+                for one in self.tokens
+            ],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

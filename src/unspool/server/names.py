@@ -147,20 +147,18 @@ _EVERYWHERE: Final = (
     _refused("kv_transfer_params", _LATER),
 )
 
+COMPRESS_OPTIONS: Final = {
+    "rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "target_token": {"type": "integer", "minimum": 1, "maximum": LARGEST_COUNT},
+    "question": {"type": "string"},
+    "window": {"type": "integer", "minimum": 2, "maximum": 4096},
+    "keep": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "keep_digits": {"type": "boolean"},
+}
+"""What `compress` says, as schemas."""
 _COMPRESS: Final = Field(
-    _own("compress", "object", "Shorten the prompt: rate or target_token, question, window, keep, keep_digits."),
-    schema={
-        "type": "object",
-        "properties": {
-            "rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-            "target_token": {"type": "integer", "minimum": 1, "maximum": LARGEST_COUNT},
-            "question": {"type": "string"},
-            "window": {"type": "integer", "minimum": 2, "maximum": 4096},
-            "keep": {"type": "array", "items": {"type": "string", "minLength": 1}},
-            "keep_digits": {"type": "boolean"},
-        },
-        "additionalProperties": False,
-    },
+    _own("compress", "object", f"Shorten the prompt: {', '.join(COMPRESS_OPTIONS)}."),
+    schema={"type": "object", "properties": COMPRESS_OPTIONS, "additionalProperties": False},
 )
 _EFFORT: Final = Field(
     _own(

@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from unspool.compression.losses import Losses
-from unspool.compression.prompt import read_call, run_call
+from unspool.compression.prompt import CompressedPrompt, read_call, run_call
 from unspool.engine import Engine
 from unspool.errors import UnspoolError, excerpt
+from unspool.server.names import COMPRESS_OPTIONS
 from unspool.server.orders import Target
 from unspool.server.refusals import RequestError, refuse_field
 
-_OPTIONS: Final = ("rate", "target_token", "question", "window", "keep", "keep_digits")
 _LARGEST_WINDOW: Final = 4096
 
 
@@ -66,9 +66,13 @@ def _list_parts(content: Any) -> list[str]:
 
 
 def _shorten(contexts: list[str], options: Any, target: Target) -> str:
-    """The contexts without what could be guessed, and the question behind them."""
-    if not isinstance(options, dict) or set(options) - set(_OPTIONS):
-        raise refuse_field("compress", f"`compress` takes {', '.join(_OPTIONS)}, not {excerpt(options)}")
+    return compress_texts(contexts, "", options, target).text
+
+
+def compress_texts(contexts: list[str], instruction: str, options: Any, target: Target) -> CompressedPrompt:
+    """The contexts without what could be guessed, between instruction and question."""
+    if not isinstance(options, dict) or set(options) - set(COMPRESS_OPTIONS):
+        raise refuse_field("compress", f"`compress` takes {', '.join(COMPRESS_OPTIONS)}, not {excerpt(options)}")
     if target.engine is None:
         raise refuse_field("compress", "`compress` needs a running engine, which reads no prompts here; leave it out")
     for text in contexts:
@@ -76,7 +80,7 @@ def _shorten(contexts: list[str], options: Any, target: Target) -> str:
     try:
         call = read_call(
             contexts,
-            "",
+            instruction,
             options.get("question", ""),
             options.get("rate", 0.5),
             options.get("target_token", -1),
@@ -86,7 +90,7 @@ def _shorten(contexts: list[str], options: Any, target: Target) -> str:
         )
         if call.window > _LARGEST_WINDOW:
             raise refuse_field("compress", f"`window`={call.window} is more than {_LARGEST_WINDOW}")
-        return run_call(EngineLosses(target.engine, target.longest_prompt), target.tokenizer, call).text
+        return run_call(EngineLosses(target.engine, target.longest_prompt), target.tokenizer, call)
     except RequestError:
         raise
     except UnspoolError as error:
