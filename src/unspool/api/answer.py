@@ -60,9 +60,9 @@ class Answer:
             arguments |= self._read_negative(negative, settings, chat, tools)
         self.run: Run = self._start(dict(arguments), settings)  # if keys are let go: to check all settings first
         if pruning is not None:
-            rows, cache = read_pruned(lm, self._require_rows(), pruning)
+            short, cache = read_pruned(lm, self._require_rows(), pruning)
             settings |= {"past_key_values": cache, "owns_cache": True}
-            self.run = self._start(self._fill(rows), settings)
+            self.run = self._start(self._fill(short), settings)
         self._added = list(self.run.added_texts)
         tokenizer, stops = lm.tokenizer, self._list_stop_strings()
         rows = range(self.run.num_rows)

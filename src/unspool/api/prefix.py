@@ -100,7 +100,7 @@ class Prefix:
             raise InputError("the prefix is empty, so it has no keys to let go")
         rotation = getattr(model, "key_rotation", None)
         reason = explain_unpruned(model.info, rotation, len(cache))
-        if reason is not None:
+        if reason is not None or rotation is None:
             raise UnsupportedError(f"keys can't be let go: {reason}")
         words = self._lm.tokenizer.encode(question, add_special_tokens=False) if question and self._lm.tokenizer else []
         kept, places = choose_keys(Held(model, self.token_ids, cache, words), asked)

@@ -16,7 +16,7 @@ from unspool.numeric import is_number
 from unspool.protocols import Model, Want
 
 WINDOW: Final = 64  # last tokens whose attention decides, and which stay
-_NEIGHBOURS: Final = 5  # keys over which scores are averaged: what matters seldom stands alone (SnapKV)
+_NEIGHBOURS: Final = 7  # keys that share the highest score among them: what matters seldom stands alone (SnapKV)
 _QUERIES: Final = 32  # whose attention weights are held at a time
 _WEIGHTS: Final = Want(attentions=True)
 _EVERY: Final = Want(logits="all", finds_likeliest=False)
@@ -79,7 +79,7 @@ def _attend_last(held: Held, asked: Pruning) -> list[torch.Tensor]:
         cache = held.cache.clone()
         cache.truncate([count - window])
         scores = _sum_weights(held, cache, held.ids[count - window :])
-    pooled = [_average(each) for each in scores]
+    pooled = [_pool(each) for each in scores]
     if not held.asked:
         for each in pooled:
             each[:, count - window :] = torch.inf  # the window itself stays
@@ -180,9 +180,9 @@ def _sum_weights(held: Held, cache: Any, ids: Sequence[int]) -> list[torch.Tenso
     return summed
 
 
-def _average(scores: torch.Tensor) -> torch.Tensor:
-    """Scores (heads, keys) averaged over neighbours."""
-    return F.avg_pool1d(scores, _NEIGHBOURS, stride=1, padding=_NEIGHBOURS // 2, count_include_pad=False)
+def _pool(scores: torch.Tensor) -> torch.Tensor:
+    """The highest score (heads, keys) among neighbours. Their mean loses numbers, of which one digit is attended to."""
+    return F.max_pool1d(scores, _NEIGHBOURS, stride=1, padding=_NEIGHBOURS // 2)
 
 
 def _keep_last(scores: torch.Tensor, window: int) -> torch.Tensor:

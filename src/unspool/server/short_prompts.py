@@ -57,8 +57,9 @@ def shorten_messages(given: Any, options: Any, target: Target) -> Any:
 
 def _list_parts(content: Any) -> list[str]:
     parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    if not texts or not all(isinstance(text, str) and text for text in texts):
+    given = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts = [text for text in given if isinstance(text, str) and text]
+    if not texts or len(texts) < len(given):
         raise refuse_field(
             "compress", "`compress` shortens texts, and the user's last message has other parts, or none"
         )

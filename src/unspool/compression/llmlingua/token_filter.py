@@ -117,7 +117,8 @@ class _TokenFilter:
             if watch is not None:
                 left = len(self._main.ids) - max(self._end - self._size, 0)
                 watch(max(0, total - left), total)
-        return (self._main.gone + self._main.ids.tolist())[self._start :]
+        left: list[int] = self._main.ids.tolist()
+        return (self._main.gone + left)[self._start :]
 
     # --- losses --------------------------------------------------------------------------------------
     def _read_window(self, *, is_first: bool) -> bool:
