@@ -1,6 +1,6 @@
 """What shorter prompts and smaller caches keep, and what they cost: the tables of docs/compression.md.
 
-`python benchmarks/compression.py prompts|keys|time [--texts N] [--tokens N] [--model NAME]` prints one JSON object a line.
+`python benchmarks/compression.py prompts|keys|time [--texts N] [--tokens N] [--model NAME]` prints an object a line.
 Texts are made by rule: sentences without a point, with one fact among them ("fact"), or a list of names and numbers
 ("lookup"). An answer is right if the number is.
 """
@@ -13,18 +13,76 @@ import random
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 
 import unspool
 from unspool.compression.losses import measure_texts
 
 RATE = 0.5
-NAMES = ["Ada", "Boris", "Clara", "Dmitri", "Elena", "Felix", "Greta", "Henrik", "Ines", "Jonas", "Keiko", "Lars", "Miriam", "Nadia", "Oskar", "Petra", "Quentin"]
-THINGS = ["lamp", "ferry", "garden", "ledger", "kettle", "bridge", "compass", "quilt", "engine", "meadow", "teacher", "harbour", "window", "basket"]
-WORDS = ["old", "wide", "quiet", "silver", "broken", "polite", "heavy", "bright", "narrow", "wooden", "famous", "distant"]
-DEEDS = ["repaired", "painted", "followed", "measured", "noticed", "carried", "returned", "weighed", "crossed", "admired"]
+NAMES = [
+    "Ada",
+    "Boris",
+    "Clara",
+    "Dmitri",
+    "Elena",
+    "Felix",
+    "Greta",
+    "Henrik",
+    "Ines",
+    "Jonas",
+    "Keiko",
+    "Lars",
+    "Miriam",
+    "Nadia",
+    "Oskar",
+    "Petra",
+    "Quentin",
+]
+THINGS = [
+    "lamp",
+    "ferry",
+    "garden",
+    "ledger",
+    "kettle",
+    "bridge",
+    "compass",
+    "quilt",
+    "engine",
+    "meadow",
+    "teacher",
+    "harbour",
+    "window",
+    "basket",
+]
+WORDS = [
+    "old",
+    "wide",
+    "quiet",
+    "silver",
+    "broken",
+    "polite",
+    "heavy",
+    "bright",
+    "narrow",
+    "wooden",
+    "famous",
+    "distant",
+]
+DEEDS = [
+    "repaired",
+    "painted",
+    "followed",
+    "measured",
+    "noticed",
+    "carried",
+    "returned",
+    "weighed",
+    "crossed",
+    "admired",
+]
 
 
-def make_text(task: str, chance: random.Random, size: int, lm: unspool.LanguageModel) -> tuple[str, str, str]:
+def make_text(task: str, chance: random.Random, size: int) -> tuple[str, str, str]:
     """A text of about so many tokens, what is asked of it, and the answer."""
     name, number = chance.choice(NAMES), str(chance.randrange(10_000, 99_999))
     if task == "lookup":
@@ -94,7 +152,7 @@ def is_right(written: str, answer: str) -> bool:
 
 def measure_prompts(lm: unspool.LanguageModel, task: str, texts: int, tokens: int) -> None:
     chance = random.Random(7)
-    made = [make_text(task, chance, tokens, lm) for _ in range(texts)]
+    made = [make_text(task, chance, tokens) for _ in range(texts)]
     for name, shorten in list_methods(lm, chance).items():
         right, losses, shares, seconds = 0, [], [], 0.0
         for text, asked, answer in made:
@@ -123,7 +181,7 @@ def measure_keys(lm: unspool.LanguageModel, task: str, texts: int, tokens: int) 
     from unspool.api.pruning import RULES
 
     chance = random.Random(7)
-    made = [make_text(task, chance, tokens, lm) for _ in range(texts)]
+    made = [make_text(task, chance, tokens) for _ in range(texts)]
     prefixes = [lm.prefix(text) for text, _, _ in made]
     for rule in ("all", "snapkv, question", *RULES):
         right, seconds, share = 0, 0.0, 0.0
@@ -154,31 +212,32 @@ def measure_time(lm: unspool.LanguageModel, tokens: int) -> None:
     for size in (500, 1000, 2000, 4000, 8000):
         if size > tokens:
             return
-        text, _, _ = make_text("fact", chance, size, lm)
+        text, _, _ = make_text("fact", chance, size)
         ids = lm.encode(text)[0]
         half = ids[: len(ids) // 2]
-        took = {}
-        for name, work in {
-            "read": lambda: lm.prefix(ids),
-            "read_half": lambda: lm.prefix(half),
-            "compress": lambda: unspool.compress_prompt(lm, text, rate=RATE),
-        }.items():
-            runs = []
-            for _ in range(2):
-                started = time.perf_counter()
-                work()
-                runs.append(time.perf_counter() - started)
-            took[name] = min(runs)
+        took = {
+            "read": _time(partial(lm.prefix, ids)),
+            "read_half": _time(partial(lm.prefix, half)),
+            "compress": _time(partial(unspool.compress_prompt, lm, text, rate=RATE)),
+        }
         prefix = lm.prefix(ids)
         short = prefix.compress(RATE, "keydiff")
         for name, one in (("step", prefix), ("step_short", short)):
             stats = [one.generate(" And", max_new_tokens=n, min_new_tokens=n, do_sample=False) for n in (2, 34)]
-            took[name] = (
-                1 / stats[1].stats.tokens_per_second
-            )
+            took[name] = 1 / stats[1].stats.tokens_per_second
         print(
             json.dumps({"part": "time", "tokens": len(ids), "bytes": short.nbytes / prefix.nbytes, **took}), flush=True
         )
+
+
+def _time(work: Callable[[], object]) -> float:
+    """Seconds of the faster of two runs."""
+    seconds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def main() -> None:

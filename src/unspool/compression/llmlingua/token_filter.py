@@ -115,10 +115,10 @@ class _TokenFilter:
                 self._filter_piece(length, rate)
             number += 1
             if watch is not None:
-                left = len(self._main.ids) - max(self._end - self._size, 0)
-                watch(max(0, total - left), total)
-        left: list[int] = self._main.ids.tolist()
-        return (self._main.gone + left)[self._start :]
+                ahead = len(self._main.ids) - max(self._end - self._size, 0)
+                watch(max(0, total - ahead), total)
+        kept: list[int] = self._main.ids.tolist()
+        return (self._main.gone + kept)[self._start :]
 
     # --- losses --------------------------------------------------------------------------------------
     def _read_window(self, *, is_first: bool) -> bool:
