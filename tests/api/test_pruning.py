@@ -140,6 +140,14 @@ def test_what_can_not_be_is_refused() -> None:
         lm.prefix(IDS, cache_implementation="paged").compress(0.5)
     with pytest.raises(unspool.SettingError, match="cache_implementation"):
         unspool.generate(lm.model, torch.tensor([IDS]), cache_implementation="pruned", max_new_tokens=2)
+    with unspool.Engine(lm) as engine:
+        with pytest.raises(unspool.UnsupportedError, match="engine"):
+            engine.submit(IDS, cache_implementation="pruned", max_new_tokens=2)
+        short = prefix.compress(0.5, "keydiff")
+        made = engine.submit(NEXT, prefix=short, max_new_tokens=4, do_sample=False).result()
+        assert made.token_ids == short.generate(NEXT, max_new_tokens=4, do_sample=False).token_ids
+    with pytest.raises(unspool.InputError, match="tokenizer"):
+        prefix.compress(0.5, question="When?")
     for config in ({"ratio": 2}, {"keep": 1}, 3):
         with pytest.raises(unspool.SettingError):
             lm.generate(IDS, cache_implementation="pruned", cache_config=config, max_new_tokens=2)

@@ -102,10 +102,15 @@ class Prefix:
         reason = explain_unpruned(model.info, rotation, len(cache))
         if reason is not None or rotation is None:
             raise UnsupportedError(f"keys can't be let go: {reason}")
-        words = self._lm.tokenizer.encode(question, add_special_tokens=False) if question and self._lm.tokenizer else []
+        words = self._encode_question(question) if question else []
         kept, places = choose_keys(Held(model, self.token_ids, cache, words), asked)
         token_ids = [self.token_ids[place] for place in places]
         return Prefix(self._lm, token_ids, keep_keys(cache, kept, rotation), self.messages, self.token_ids)
+
+    def _encode_question(self, question: str) -> list[int]:
+        if not isinstance(question, str) or self._lm.tokenizer is None:
+            raise InputError("`question` is a text, which needs a tokenizer; give one, or leave it out")
+        return self._lm.tokenizer.encode(question, add_special_tokens=False)
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, which `lm.load_prefix` reads."""
