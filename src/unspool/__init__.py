@@ -39,6 +39,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SinkCache",
         "SlidingWindowCache",
     ),
+    "compression.llmlingua.compressor": ("PromptCompressor",),
+    "compression.prompt": ("CompressedPrompt", "TokenLoss", "compress_prompt"),
     "config": (
         "CompileConfig",
         "GenerationConfig",

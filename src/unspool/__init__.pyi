@@ -32,6 +32,10 @@ from unspool.cache import SinkCache as SinkCache
 from unspool.cache import SlidingWindowCache as SlidingWindowCache
 from unspool.cache import StaticCache as StaticCache
 from unspool.cache import StaticCacheConfig as StaticCacheConfig
+from unspool.compression.llmlingua.compressor import PromptCompressor as PromptCompressor
+from unspool.compression.prompt import CompressedPrompt as CompressedPrompt
+from unspool.compression.prompt import TokenLoss as TokenLoss
+from unspool.compression.prompt import compress_prompt as compress_prompt
 from unspool.config import CompileConfig as CompileConfig
 from unspool.config import GenerationConfig as GenerationConfig
 from unspool.config import GumbelWatermarkingConfig as GumbelWatermarkingConfig
@@ -336,6 +340,7 @@ __all__ = [
     "CohereTokenizer",
     "CohereTokenizerFast",
     "CompileConfig",
+    "CompressedPrompt",
     "ConstrainedBeamSearchScorer",
     "Constraint",
     "ConstraintListState",
@@ -485,6 +490,7 @@ __all__ = [
     "PrefixConstrainedLogitsProcessor",
     "PresencePenaltyLogitsProcessor",
     "PretrainedModel",
+    "PromptCompressor",
     "QuantizedCache",
     "QuantizedCacheConfig",
     "QuantizedHybridCache",
@@ -548,6 +554,7 @@ __all__ = [
     "TextIteratorStreamer",
     "TextStreamer",
     "TokenLogprob",
+    "TokenLoss",
     "Tokenizer",
     "TopALogitsWarper",
     "TopHLogitsWarper",
@@ -574,6 +581,7 @@ __all__ = [
     "__version__",
     "asgi",
     "attach",
+    "compress_prompt",
     "compute_transition_scores",
     "detach",
     "generate",
