@@ -238,6 +238,13 @@ class Generation:
     output: GenerateOutput | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
     readers: list[Callable[[str], Any] | None] | None = field(default=None, repr=False)  # of structured texts
     calls: list[list[ToolCall]] | None = field(default=None, repr=False)  # of tools, one list per row, if there are any
+    thoughts: list[str] | None = field(default=None, repr=False)  # what was thought before each text, if set apart
+    num_thinking_tokens: list[int] | None = field(default=None, repr=False)  # of each row's new tokens
+
+    @property
+    def thought(self) -> str:
+        """What was thought before the first row's text."""
+        return "" if self.thoughts is None else self.thoughts[0]
 
     @property
     def tool_calls(self) -> list[ToolCall]:

@@ -17,6 +17,8 @@ from unspool.wording import about
 MOST_CHARACTERS: Final = 65_536
 MOST_CHOICES: Final = 4_096
 MOST_TAGS: Final = 256
+OWN_HEADER: Final = "// begins right behind a thought"
+"""A line of a grammar whose texts have all that a model writes between a thought and what follows it."""
 
 # Between the parts of a JSON document: nothing, a space, or a new line and its indentation. Unbounded white space is
 # what small models like best.
