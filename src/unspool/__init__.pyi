@@ -130,6 +130,7 @@ from unspool.streaming import AsyncTextIteratorStreamer as AsyncTextIteratorStre
 from unspool.streaming import TextIteratorStreamer as TextIteratorStreamer
 from unspool.streaming import TextStreamer as TextStreamer
 from unspool.text import Tokenizer as Tokenizer
+from unspool.thoughts.budget import ThinkingBudgetLogitsProcessor as ThinkingBudgetLogitsProcessor
 from unspool.watermark import BayesianDetectorConfig as BayesianDetectorConfig
 from unspool.watermark import BayesianDetectorModel as BayesianDetectorModel
 from unspool.watermark import GumbelWatermarkLogitsProcessor as GumbelWatermarkLogitsProcessor
@@ -248,6 +249,7 @@ __all__ = [
     "TemperatureLogitsWarper",
     "TextIteratorStreamer",
     "TextStreamer",
+    "ThinkingBudgetLogitsProcessor",
     "TokenLogprob",
     "Tokenizer",
     "TopALogitsWarper",

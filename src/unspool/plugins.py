@@ -19,6 +19,7 @@ HOMES = {
     "StopEntry": "unspool.stopping.entry",
     "StrategyContext": "unspool.decoding.strategies.token_strategy",
     "StrategyEntry": "unspool.plan.strategies",
+    "ThoughtEntry": "unspool.thoughts.entry",
     "TokenStrategy": "unspool.decoding.strategies.token_strategy",
     "fixed": "unspool.models.families.base",
     "make_count": "unspool.config.parameter",

@@ -22,6 +22,7 @@ from unspool.registry import register as register
 from unspool.registry import unregister as unregister
 from unspool.stopping.entry import StopContext as StopContext
 from unspool.stopping.entry import StopEntry as StopEntry
+from unspool.thoughts.entry import ThoughtEntry as ThoughtEntry
 
 __all__ = [
     "CacheKindEntry",
@@ -38,6 +39,7 @@ __all__ = [
     "StopEntry",
     "StrategyContext",
     "StrategyEntry",
+    "ThoughtEntry",
     "TokenStrategy",
     "fixed",
     "make_count",

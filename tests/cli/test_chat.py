@@ -286,7 +286,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_written(
         if len(written) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(session_module, "write", write)
+    monkeypatch.setattr("unspool.cli.console.write", write)
     session.answer("One")
     (exchange,) = session.conversation.exchanges
     assert exchange == Exchange("One", "".join(written), is_stopped=True) and len(written) == 3

@@ -73,7 +73,9 @@ def _make_dry(processor: Any, build: Build) -> Any:
 
 def _make_grammar(processor: Any, build: Build) -> Any:
     """The processor of a grammar: of all that is written, or of what follows thoughts."""
-    made = resolve("unspool.grammar.after_thoughts:AnswerGrammarLogitsProcessor") if build.settings.thoughts else processor
+    made = (
+        resolve("unspool.grammar.after_thoughts:AnswerGrammarLogitsProcessor") if build.settings.thoughts else processor
+    )
     return made.make(build)
 
 

@@ -24,6 +24,11 @@ from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 from unspool.text import Tokenizer
+from unspool.thoughts.histories import FIELDS, place_thoughts
+from unspool.thoughts.kinds import find_kind
+
+EFFORT_TOKENS: Final = {"none": 0, "minimal": 512, "low": 2048}
+"""Budgets of efforts, where a chat template has no variable for them; those above have none."""
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TOOL: Final = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -70,6 +75,7 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
     order = reply.order
     message: dict[str, Any] = {"role": "assistant", "content": choice.text or None if choice.calls else choice.text}
     message["refusal"] = None
+    message |= _write_thought(choice.thought)
     if choice.calls:
         message["tool_calls"] = [call.as_openai() for call in choice.calls]
     logprobs = None
@@ -84,7 +90,7 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
 
 def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
     order = reply.order
-    added: dict[str, Any] = {"content": delta.text} if delta.text else {}
+    added: dict[str, Any] = {**_write_thought(delta.thought), **({"content": delta.text} if delta.text else {})}
     if delta.calls:
         added["tool_calls"] = [{"index": call.index, **call.as_openai()} for call in delta.calls]
     logprobs = None
@@ -98,12 +104,20 @@ def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
     return made
 
 
+def _write_thought(thought: str) -> dict[str, str]:
+    """Thoughts under both of the names that clients read."""
+    return {"reasoning_content": thought, "reasoning": thought} if thought else {}
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
     """The order of a chat whose fields are known; other dialects come here with theirs translated."""
     logprobs = _read_logprobs(found, target)
+    shows = found.take("include_reasoning", True)
+    _settle_thoughts(found, target)
     prompt, form, most = _read_prompt(found, target)
     order = make_order(found, [prompt], target, kind)
+    order.shows_thoughts = shows
     order.logprobs, order.call_format, order.most_calls = logprobs, form, most
     if logprobs is not None:
         order.settings["logprobs"] = logprobs
@@ -162,7 +176,7 @@ def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     _check_role(message["role"], where, target)
     made = {name: value for name, value in message.items() if value is not None}
     made["role"] = "system" if message["role"] == "developer" else message["role"]
-    made["content"] = join_parts(message.get("content"), where)
+    made["content"] = join_parts(_take_thoughts(message, made, where), where)
     for name in ("images", "audio"):
         if made.get(name):
             raise refuse_field(where, f"{where}: models here read text alone, not {name}")
@@ -172,6 +186,23 @@ def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     elif "content" not in message:
         raise refuse_field(where, f"{where} has no content")
     return made
+
+
+def _take_thoughts(message: dict[str, Any], made: dict[str, Any], where: str) -> Any:
+    """A message's content without the parts that are thoughts, which are entered beside it."""
+    for name in FIELDS:
+        if name in made and not isinstance(made[name], str):
+            raise refuse_field(where, f"{where}: {name} is a text, not {excerpt(made[name])}")
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, list):
+        return content
+    thoughts = [part for part in content if isinstance(part, dict) and part.get("type") == "thinking"]
+    texts = [part.get("thinking") for part in thoughts]
+    if not all(isinstance(text, str) for text in texts):
+        raise refuse_field(where, f"{where}: a part of type thinking has a text as its thinking")
+    if texts:
+        made["reasoning_content"] = "".join(map(str, texts))
+    return [part for part in content if part not in thoughts]
 
 
 def _check_list(value: Any, where: str) -> list[Any]:
@@ -296,6 +327,18 @@ def _take_answer(found: Found, *, is_needed: bool) -> str:
     return ""
 
 
+def _settle_thoughts(found: Found, target: Target) -> None:
+    """Set thoughts apart where the chat template has them, unless they are to stay in the text."""
+    form = found.take("reasoning_format")
+    if form == "none":
+        if found.settings.get("thoughts"):
+            raise refuse_field("reasoning_format", "`reasoning_format` none leaves thoughts in the text; leave it out")
+        found.settings["thoughts"] = False
+    own = target.lm.generation_config
+    if find_kind(target.lm.tokenizer) is not None and "thoughts" not in own.explicit:
+        found.settings.setdefault("thoughts", True)
+
+
 def _read_effort(found: Found, target: Target) -> dict[str, Any]:
     """The variable of the chat template that says how long the model thinks."""
     effort = found.take("reasoning_effort")
@@ -304,17 +347,30 @@ def _read_effort(found: Found, target: Target) -> dict[str, Any]:
     template = str(target.tokenizer.chat_template)
     if "reasoning_effort" in template and not (effort == "none" and "enable_thinking" in template):
         return {"reasoning_effort": effort}
-    if "enable_thinking" in template:
-        return {"enable_thinking": effort != "none"}
-    if effort == "none":
-        return {}
     field = found.names.get("reasoning_effort", "reasoning_effort")
+    switch = _find_switch(template)
+    has_budgets = find_kind(target.tokenizer) is not None
+    is_settled = "max_thinking_tokens" in found.settings or (effort == "none" and switch)
+    if has_budgets and effort in EFFORT_TOKENS and not is_settled:
+        found.settings["max_thinking_tokens"] = EFFORT_TOKENS[effort]
+        found.names["max_thinking_tokens"] = field
+    if switch:
+        return {switch: effort != "none"}
+    if effort == "none" or has_budgets:
+        return {}
     raise refuse_field(
         field,
         f"`{field}` is not offered: the chat template of {target.name} has no setting for how long it thinks; leave it "
         "out, and ask for thoughts in the prompt",
         "unsupported_parameter",
     )
+
+
+def _find_switch(template: str) -> str:
+    """The variable of a template that switches thoughts on and off, if it has one."""
+    if "enable_thinking" in template:
+        return "enable_thinking"
+    return "thinking" if re.search(r"\bthinking is defined|\bif (not )?thinking\b", template) else ""
 
 
 def _render(
@@ -365,6 +421,7 @@ def render_chat(
 ) -> list[int]:
     """The token ids of a conversation, which has to fit unless its tokens are only counted."""
     tokenizer = target.tokenizer
+    messages = place_thoughts(messages, tokenizer.chat_template)
 
     def write(messages: list[dict[str, Any]]) -> str:
         written: str = tokenizer.apply_chat_template(

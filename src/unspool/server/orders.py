@@ -56,6 +56,7 @@ class Order:
     returns_ids: bool = False
     call_format: CallFormat | None = None  # of tool calls in the text
     most_calls: int | None = None
+    shows_thoughts: bool = True  # where they are set apart from the text
     tenant: str = ""
     priority: int = 0
     echoed: dict[str, Any] = field(default_factory=dict)  # what a dialect repeats in its answer

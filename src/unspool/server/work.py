@@ -36,6 +36,7 @@ class Delta:
 
     index: int
     text: str = ""
+    thought: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -64,6 +65,7 @@ class Choice:
     stop: str | None = None  # the stop string that it ended with
     prompt_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    thought: str = ""  # what was thought before the text
 
     @property
     def finish_reason(self) -> str:
@@ -82,6 +84,7 @@ class Work:
         self._readers: dict[int, CallReader] = {}
         self._called: set[int] = set()
         self.num_new = 0  # tokens written so far
+        self.num_thinking = 0  # of those, tokens of thoughts, as far as they have ended
         self._is_ended = False  # by the server
         self.started = time.monotonic()
         self.first_at: float | None = None
@@ -163,6 +166,7 @@ class Work:
         for place, result in enumerate(results):
             rows = self._rank(result)
             self.num_new += self._count(sum(map(len, result.token_ids)))
+            self.num_thinking += self._count(sum(result.num_thinking_tokens or ()))
             for copy, row in enumerate(rows):
                 made.append(self._make_choice(place, place * order.num_choices + copy, row, result))
             first = self.requests[place].stats.first_token_seconds
@@ -201,7 +205,8 @@ class Work:
             text, ids, reason, logprobs = "", [], "length", None if logprobs is None else []
         prompt_logprobs = None if result.prompt_logprobs is None else result.prompt_logprobs[0]
         stop = self._find_stop(reason, ids)
-        return Choice(index, text, ids, reason, logprobs, calls, stop, order.prompts[place], prompt_logprobs)
+        thought = "" if result.thoughts is None or not order.shows_thoughts else result.thoughts[row]
+        return Choice(index, text, ids, reason, logprobs, calls, stop, order.prompts[place], prompt_logprobs, thought)
 
     def _find_stop(self, reason: str | None, ids: Sequence[int]) -> str | None:
         """The stop string that a text ended with: the one that comes first in it."""
@@ -272,6 +277,11 @@ class Work:
         self.num_new += self._count(len(piece.token_ids))
         row = place * order.num_drawn + piece.row
         text, calls, reason = str(piece), list[Call](), piece.finish_reason
+        thought = ""
+        if piece.kind == "thought":
+            text, thought = "", text if order.shows_thoughts else ""
+        if reason is not None:
+            self.num_thinking += self._count(self.requests[place].answer.count_thinking(piece.row))
         if order.call_format is not None:
             reader = self._readers.setdefault(row, self._make_reader(row))
             if reader.is_full:
@@ -283,7 +293,7 @@ class Work:
             if calls:
                 self._called.add(row)
             told = (order.logprobs is not None and piece.logprobs) or (order.returns_ids and piece.token_ids)
-            if not text and not calls and not told and reason is None:
+            if not text and not thought and not calls and not told and reason is None:
                 return []
             if reader.is_full and reason is not None:
                 reason = "stop_string"
@@ -293,6 +303,7 @@ class Work:
             Delta(
                 place * order.num_choices + copy,
                 text,
+                thought,
                 piece.token_ids,
                 piece.logprobs,
                 calls,

@@ -86,7 +86,7 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
             return False
         spare = columns - row.first_column - row.budget
         latest = len(self._marks.closing) + (0 if row.phase == "open" else self._marks.longest_begin)
-        return 0 <= spare and (repeats or spare < latest)
+        return spare >= 0 and (repeats or spare < latest)
 
     def _find_forced(self, row: BudgetRow, place: Place) -> int | None:
         """The token that must come, if one must."""

@@ -51,4 +51,6 @@ def check_entry(entry: ThoughtEntry) -> None:
             )
     for text in (entry.before_end, entry.header, entry.direct):
         if not isinstance(text, str) or len(text) > LONGEST_MARK:
-            raise PluginError(f"the words of the thoughts {entry.name!r} are texts of at most {LONGEST_MARK} characters")
+            raise PluginError(
+                f"the words of the thoughts {entry.name!r} are texts of at most {LONGEST_MARK} characters"
+            )

@@ -125,9 +125,9 @@ class ThoughtMarks:
 
     def follow(self, place: Place, tokens: Sequence[int]) -> Place:
         """The place some tokens on."""
-        for token in tokens:
+        for done, token in enumerate(tokens):
             if place.phase == "closed" and not self.kind.repeats:
-                return place._replace(seen=place.seen + len(tokens))
+                return place._replace(seen=place.seen + len(tokens) - done)
             place = self.advance(place, token)
         return place
 
@@ -236,12 +236,7 @@ class RowPlaces:
         is_known = last is not None and list(starts) == self._starts and list(phases) == self._phases
         if is_known and last is not None and last.shape == ids.shape and torch.equal(last, ids):
             return self._places
-        if (
-            is_known
-            and last is not None
-            and last.shape == (len(ids), columns - 1)
-            and torch.equal(last, ids[:, :-1])
-        ):
+        if is_known and last is not None and last.shape == (len(ids), columns - 1) and torch.equal(last, ids[:, :-1]):
             tokens = ids[:, -1].tolist()
             places = [
                 self._marks.advance(place, token) if start < columns else place
