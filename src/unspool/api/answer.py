@@ -19,9 +19,10 @@ from unspool.config.structures import STRUCTURES
 from unspool.decoding.loop import Emitted
 from unspool.decoding.run import Run
 from unspool.errors import ContextError, InputError, SettingError, UnsupportedError, name_row
+from unspool.grammar.call_forms import ToolForm
 from unspool.grammar.generic_tools import GENERIC, is_silent
 from unspool.grammar.reading import find_readers
-from unspool.grammar.tools import CallFormat, make_settings, try_format
+from unspool.grammar.tools import find_schemas, make_settings, try_format
 from unspool.grammar.vocabulary import list_specials
 from unspool.outputs import Generation, Stats, TokenLogprob, ToolCall
 from unspool.text import Detokenizer, StopText, Tokenizer
@@ -49,6 +50,7 @@ class Answer:
         chat, tools = settings.pop("chat", False), settings.pop("tools", None)
         self._calls = self._follow_tools(tools, settings.pop("tool_choice", None), settings, lm.tokenizer)
         skip_special = settings.pop("skip_special_tokens", True)
+        self._schemas = {} if self._calls is None else find_schemas(tools)
         self._lm = lm
         if lm.model.info.features is None:  # a temperature of speech is tried where another one failed
             settings = _imply_draws(settings)
@@ -134,7 +136,7 @@ class Answer:
     @staticmethod
     def _follow_tools(
         tools: Any, choice: Any, settings: dict[str, Any], tokenizer: Tokenizer | None
-    ) -> CallFormat | None:
+    ) -> ToolForm | None:
         """The format of tool calls, if there are tools; a `tool_choice` adds the setting that keeps to it."""
         if tools is None or tokenizer is None:
             if choice is not None:
@@ -310,7 +312,7 @@ class Answer:
         texts = [self._lm.tokenizer.decode(ids) for ids in self.run.emitted]
         if self._marks is not None:  # what is thought of calls makes none
             texts = [find_said(text, self._marks.kind, phase) for text, phase in zip(texts, self._phases, strict=True)]
-        return [self._calls.read_calls(text) for text in texts]
+        return [self._calls.read_calls(text, self._schemas) for text in texts]
 
     def result(self) -> Generation:
         """Texts, tokens and costs."""

@@ -119,9 +119,10 @@ class AnswerGrammarLogitsProcessor(GrammarLogitsProcessor):
                 forbidden = [*self._list_ends(), *self._marks.list_overshooting(place)]
                 _put(masks[row], forbidden, is_allowed=False)
             elif place.phase == "free":
-                if self._marks.kind.direct:
+                is_direct = OWN_HEADER not in grammar.source.text
+                if is_direct and self._marks.kind.direct:
                     masks[row] = 0
-                _put(masks[row], self._marks.list_beginnings(place), is_allowed=True)
+                _put(masks[row], self._marks.list_beginnings(place, is_direct=is_direct), is_allowed=True)
             elif self._find_start(grammar, place) is None:
                 masks[row] = 0
                 header = self._find_header(grammar, place)

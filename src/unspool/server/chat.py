@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from unspool.errors import InputError, UnspoolError, excerpt
+from unspool.grammar.call_forms import Schemas, ToolForm
 from unspool.grammar.generic_tools import choose_format, is_described, move_system, write_tools
 from unspool.grammar.sources import check_choices, embed_schema, spell
-from unspool.grammar.tools import CallFormat, check_tools, make_settings, read_choice, try_format
+from unspool.grammar.tools import check_tools, make_settings, read_choice, try_format
 from unspool.grammar.vocabulary import list_specials
+from unspool.server.calls import CallPart
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
@@ -91,8 +93,8 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
 def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
     order = reply.order
     added: dict[str, Any] = {**_write_thought(delta.thought), **({"content": delta.text} if delta.text else {})}
-    if delta.calls:
-        added["tool_calls"] = [{"index": call.index, **call.as_openai()} for call in delta.calls]
+    if delta.parts:
+        added["tool_calls"] = [_write_part(part) for part in delta.parts if part.begins or part.text]
     logprobs = None
     if order.logprobs is not None and delta.logprobs:
         logprobs = reply.texts.write_chat(delta.logprobs, order.logprobs)
@@ -102,6 +104,14 @@ def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
     if order.returns_ids:
         made["token_ids"] = delta.token_ids
     return made
+
+
+def _write_part(part: CallPart) -> dict[str, Any]:
+    """What is added to a call: its name stands in the first chunk alone."""
+    if not part.begins:
+        return {"index": part.index, "function": {"arguments": part.text}}
+    function = {"name": part.name, "arguments": part.text}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}
 
 
 def _write_thought(thought: str) -> dict[str, str]:
@@ -115,10 +125,11 @@ def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
     logprobs = _read_logprobs(found, target)
     shows = found.take("include_reasoning", True)
     _settle_thoughts(found, target)
-    prompt, form, most = _read_prompt(found, target)
+    prompt, tools = _read_prompt(found, target)
     order = make_order(found, [prompt], target, kind)
     order.shows_thoughts = shows
-    order.logprobs, order.call_format, order.most_calls = logprobs, form, most
+    order.logprobs, order.call_format, order.most_calls = logprobs, tools.form, tools.most
+    order.call_schemas = tools.schemas
     if logprobs is not None:
         order.settings["logprobs"] = logprobs
     return order
@@ -129,13 +140,11 @@ def count_prompt(found: Found, target: Target) -> int:
     return len(_read_prompt(found, target, counts=True)[0])
 
 
-def _read_prompt(
-    found: Found, target: Target, *, counts: bool = False
-) -> tuple[list[int], CallFormat | None, int | None]:
-    """A chat's prompt, the format of tool calls in its answer, and the most of them."""
+def _read_prompt(found: Found, target: Target, *, counts: bool = False) -> tuple[list[int], _Tools]:
+    """A chat's prompt, and what its tools ask for."""
     messages = read_messages(found.take("messages"), target)
     tools = _settle_tools(found, target)
-    return _render(found, messages, target, is_generic=tools.is_generic, counts=counts), tools.form, tools.most
+    return _render(found, messages, target, is_generic=tools.is_generic, counts=counts), tools
 
 
 def _read_logprobs(found: Found, target: Target) -> int | None:
@@ -246,9 +255,10 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
 class _Tools:
     """What a chat's tools ask for."""
 
-    form: CallFormat | None = None  # of calls in the answer
+    form: ToolForm | None = None  # of calls in the answer
     is_generic: bool = False  # the template has no form of its own, so tools are described and calls written as texts
     most: int | None = None  # calls of an answer
+    schemas: Schemas = field(default_factory=dict)  # of arguments, by tool
 
 
 def _settle_tools(found: Found, target: Target) -> _Tools:
@@ -262,7 +272,8 @@ def _settle_tools(found: Found, target: Target) -> _Tools:
         return _Tools()
     tokenizer = target.tokenizer
     try:
-        names = [name for name, _ in check_tools(tools)]
+        known = check_tools(tools)
+        names = [name for name, _ in known]
         choice, allowed = _read_allowed("auto" if choice is None else choice, names)
         form, is_generic = choose_format(tokenizer, tools)
         otherwise = _take_answer(found, is_needed=read_choice(choice, names) == "auto")
@@ -281,7 +292,7 @@ def _settle_tools(found: Found, target: Target) -> _Tools:
     except UnspoolError as error:
         raise RequestError(400, str(error), param="tool_choice" if "tool_choice" in str(error) else "tools") from error
     found.settings |= made
-    return _Tools(form, is_generic, None if parallel else 1)
+    return _Tools(form, is_generic, None if parallel else 1, dict(known))
 
 
 def _read_allowed(choice: Any, names: Sequence[str]) -> tuple[Any, list[str] | None]:
@@ -312,7 +323,7 @@ def _take_answer(found: Found, *, is_needed: bool) -> str:
     asked = take_structures(found)
     if len(asked) > 1:
         raise refuse_field(asked[1][0], "two fields describe what the text must be; give one of them")
-    for field, name, value in asked if is_needed else []:
+    for sent, name, value in asked if is_needed else []:
         if name == "json_schema":
             return embed_schema(value)
         if name == "json_object":
@@ -320,8 +331,8 @@ def _take_answer(found: Found, *, is_needed: bool) -> str:
         if name == "choice":
             return f"({' | '.join(spell(one, ()) for one in check_choices(value))})"
         raise refuse_field(
-            field,
-            f"`{field}` beside tools may be a JSON schema, json_object or a choice, and not {name}; give one of those, "
+            sent,
+            f"`{sent}` beside tools may be a JSON schema, json_object or a choice, and not {name}; give one of those, "
             "or tool_choice 'none'",
         )
     return ""

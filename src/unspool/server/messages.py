@@ -8,7 +8,7 @@ from typing import Any
 from unspool.config.parameter import LARGEST_COUNT
 from unspool.errors import excerpt
 from unspool.numeric import is_whole
-from unspool.server.calls import Call
+from unspool.server.calls import Call, CallPart
 from unspool.server.chat import count_prompt, join_parts, read_chat
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
@@ -68,14 +68,17 @@ class MessageDialect:
                 if delta.thought or delta.text:
                     added = {"type": f"{kind}_delta", kind: delta.thought or delta.text}
                     yield _event("content_block_delta", index=place, delta=added)
-                for call in delta.calls:
-                    if open_kind:
+                for part in delta.parts:
+                    if part.begins:
+                        if open_kind:
+                            yield _event("content_block_stop", index=place)
+                        place, open_kind = place + 1, ""
+                        yield _event("content_block_start", index=place, content_block=_write_call(part, {}))
+                    if part.text:
+                        added = {"type": "input_json_delta", "partial_json": part.text}
+                        yield _event("content_block_delta", index=place, delta=added)
+                    if part.ends:
                         yield _event("content_block_stop", index=place)
-                    place, open_kind = place + 1, ""
-                    yield _event("content_block_start", index=place, content_block=_write_call(call, {}))
-                    added = {"type": "input_json_delta", "partial_json": call.arguments_text}
-                    yield _event("content_block_delta", index=place, delta=added)
-                    yield _event("content_block_stop", index=place)
                 if delta.reason is not None:
                     if open_kind:
                         yield _event("content_block_stop", index=place)
@@ -108,7 +111,7 @@ def _write_thought(thought: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": thought, "signature": ""}
 
 
-def _write_call(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+def _write_call(call: Call | CallPart, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id.replace("call_", "toolu_"), "name": call.name, "input": arguments}
 
 

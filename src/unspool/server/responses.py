@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from unspool.errors import excerpt
-from unspool.server.calls import Call, make_id
+from unspool.server.calls import Call, CallPart, make_id
 from unspool.server.chat import join_parts, read_chat
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
@@ -69,8 +69,9 @@ class ResponseDialect:
                 if delta.text:
                     for event in writer.add_text(delta.text):
                         yield event
-                for call in delta.calls:
-                    for event in writer.add_call(call):
+                ended = {call.index: call for call in delta.calls}
+                for part in delta.parts:
+                    for event in writer.add_part(part, ended.get(part.index)):
                         yield event
                 if delta.reason is not None:
                     for event in writer.end("incomplete" if delta.finish_reason == "length" else "completed"):
@@ -173,20 +174,24 @@ class _Writer:
         self._output.append(item)
         return made
 
-    def add_call(self, call: Call) -> list[bytes]:
-        """A call that is made."""
-        made = self._close_thought() + self._close_text("completed")
+    def add_part(self, part: CallPart, call: Call | None) -> list[bytes]:
+        """What is added to a call; the whole call once it ends."""
+        made = []
+        about = {**self._place, "item_id": make_id("fc", part.id)}
+        if part.begins:
+            made = self._close_thought() + self._close_text("completed")
+            about = {**self._place, "item_id": make_id("fc", part.id)}
+            opened = {**_write_call(Call(part.index, part.name, "", part.id)), "status": "in_progress"}
+            made.append(self.event("response.output_item.added", **self._place, item=opened))
         self._held = []
-        item = _write_call(call)
-        about = {**self._place, "item_id": item["id"]}
-        opened = {**item, "arguments": "", "status": "in_progress"}
-        made.append(self.event("response.output_item.added", **self._place, item=opened))
-        made.append(self.event("response.function_call_arguments.delta", **about, delta=item["arguments"]))
-        made.append(
-            self.event("response.function_call_arguments.done", **about, name=item["name"], arguments=item["arguments"])
-        )
-        made.append(self.event("response.output_item.done", **self._place, item=item))
-        self._output.append(item)
+        if part.text:
+            made.append(self.event("response.function_call_arguments.delta", **about, delta=part.text))
+        if call is not None and part.ends:
+            item = _write_call(call)
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            made.append(self.event("response.function_call_arguments.done", **about, **done))
+            made.append(self.event("response.output_item.done", **self._place, item=item))
+            self._output.append(item)
         return made
 
     def end(self, status: str) -> list[bytes]:

@@ -14,7 +14,7 @@ from unspool.api.speaker import Piece
 from unspool.engine import Engine, Request
 from unspool.grammar.haste import SlowGrammarError
 from unspool.outputs import Generation, TokenLogprob
-from unspool.server.calls import Call, CallReader
+from unspool.server.calls import Call, CallPart, CallReader
 from unspool.server.orders import Order
 from unspool.server.refusals import RequestError, read_error
 from unspool.text import Tokenizer
@@ -39,7 +39,8 @@ class Delta:
     thought: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # that end with it
+    parts: list[CallPart] = field(default_factory=list)  # of calls
     reason: str | None = None  # why it is the last, in the engine's words
     has_calls: bool = False  # the choice has called a tool
     stop: str | None = None  # the stop string that it ended with
@@ -195,8 +196,9 @@ class Work:
         text, calls, reason = result.texts[row], list[Call](), result.finish_reasons[row]
         if order.call_format is not None:
             reader = self._make_reader(index)
-            said, calls = reader.put(text)
-            text = said + reader.end()
+            said, _, calls = reader.put(text)
+            rest, _, more = reader.end()
+            text, calls = said + rest, calls + more
             if reader.is_full:  # what the model wrote behind the last call is left out
                 reason = "stop_string"
         logprobs = None if result.logprobs is None or order.logprobs is None else result.logprobs[row]
@@ -218,9 +220,10 @@ class Work:
         return found[min(found)] if found else None
 
     def _make_reader(self, row: int) -> CallReader:
-        assert self.order.call_format is not None
+        order = self.order
+        assert order.call_format is not None
         specials = [] if self._tokenizer is None else self._tokenizer.all_special_tokens
-        return CallReader(self.order.call_format, specials, self.order.most_calls, f"{self.order.id}/{row}")
+        return CallReader(order.call_format, specials, order.most_calls, f"{order.id}/{row}", order.call_schemas)
 
     # --- answers as they are written -----------------------------------------------------------------------------
     async def deltas(self) -> AsyncIterator[list[Delta]]:
@@ -277,7 +280,7 @@ class Work:
         self.num_new += self._count(len(piece.token_ids))
         row = place * order.num_drawn + piece.row
         text, calls, reason = str(piece), list[Call](), piece.finish_reason
-        thought = ""
+        thought, parts = "", list[CallPart]()
         if piece.kind == "thought":
             text, thought = "", text if order.shows_thoughts else ""
         if reason is not None:
@@ -287,13 +290,14 @@ class Work:
             if reader.is_full:
                 text = ""
             else:
-                text, calls = reader.put(text)
+                text, parts, calls = reader.put(text)
             if reason is not None:
-                text += reader.end()
-            if calls:
+                rest, more_parts, more = reader.end()
+                text, parts, calls = text + rest, parts + more_parts, calls + more
+            if parts:
                 self._called.add(row)
             told = (order.logprobs is not None and piece.logprobs) or (order.returns_ids and piece.token_ids)
-            if not text and not thought and not calls and not told and reason is None:
+            if not text and not thought and not parts and not told and reason is None:
                 return []
             if reader.is_full and reason is not None:
                 reason = "stop_string"
@@ -307,6 +311,7 @@ class Work:
                 piece.token_ids,
                 piece.logprobs,
                 calls,
+                parts,
                 reason,
                 row in self._called,
                 stop,

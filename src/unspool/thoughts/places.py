@@ -137,11 +137,12 @@ class ThoughtMarks:
         found = [self.pieces.piece(token) for token in range(self._size)]
         return [self._begin[:0] if piece is None else piece for piece in found]
 
-    def list_beginnings(self, place: Place) -> list[int]:
-        """The tokens with which a text that has not begun comes nearer to a thought, or to an answer's header."""
+    def list_beginnings(self, place: Place, *, is_direct: bool = True) -> list[int]:
+        """The tokens with which a text that has not begun comes nearer to a thought, or (`is_direct`) to what begins an
+        answer without one."""
         told: Any = place.tail.lstrip()
         goals = [self._begin[len(told) :]] if self._begin.startswith(told) else []
-        if self._direct and self._direct.startswith(told):
+        if is_direct and self._direct and self._direct.startswith(told):
             goals.append(self._direct[len(told) :])
         known = self._beginnings
         key = tuple(goals)
