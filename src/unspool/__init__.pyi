@@ -124,6 +124,7 @@ from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
 from unspool.stopping.length import MaxLengthCriteria as MaxLengthCriteria
 from unspool.stopping.lists import StoppingCriteriaList as StoppingCriteriaList
+from unspool.stopping.repeats import RepeatCriteria as RepeatCriteria
 from unspool.stopping.strings import StopStringCriteria as StopStringCriteria
 from unspool.stopping.time import MaxTimeCriteria as MaxTimeCriteria
 from unspool.streaming import AsyncTextIteratorStreamer as AsyncTextIteratorStreamer
@@ -229,6 +230,7 @@ __all__ = [
     "QuantizedHybridCache",
     "QuantizedStaticCache",
     "QuantoQuantizedCache",
+    "RepeatCriteria",
     "RepetitionPenaltyLogitsProcessor",
     "Request",
     "ResourceError",

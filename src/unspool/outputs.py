@@ -228,7 +228,7 @@ class Generation:
     texts: list[str]
     token_ids: list[list[int]]  # new tokens only
     prompt_token_ids: list[list[int]]
-    finish_reasons: list[str]  # "eos", "length", "time", "stop_string", "criteria"
+    finish_reasons: list[str]  # "eos", "length", "time", "stop_string", "repetition", "criteria"
     stats: Stats
     logprobs: list[list[TokenLogprob]] | None = None
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None

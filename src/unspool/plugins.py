@@ -6,6 +6,7 @@ from unspool.lazy import find_lazily
 
 HOMES = {
     "CacheKindEntry": "unspool.cache.entry",
+    "CallFormat": "unspool.grammar.call_forms",
     "DecoderFamily": "unspool.models.families.base",
     "Draft": "unspool.decoding.speculative.drafters.base",
     "Drafter": "unspool.decoding.speculative.drafters.base",
@@ -13,6 +14,7 @@ HOMES = {
     "DrafterEntry": "unspool.plan.drafters",
     "FamilyEntry": "unspool.models.families.entry",
     "Parameter": "unspool.config.parameter",
+    "ParameterFormat": "unspool.grammar.call_forms",
     "ProcessorEntry": "unspool.logits.entry",
     "Rows": "unspool.decoding.rows",
     "StopContext": "unspool.stopping.entry",
@@ -21,6 +23,7 @@ HOMES = {
     "StrategyEntry": "unspool.plan.strategies",
     "ThoughtEntry": "unspool.thoughts.entry",
     "TokenStrategy": "unspool.decoding.strategies.token_strategy",
+    "ToolFormatEntry": "unspool.grammar.tool_kinds",
     "fixed": "unspool.models.families.base",
     "make_count": "unspool.config.parameter",
     "make_flag": "unspool.config.parameter",

@@ -12,6 +12,9 @@ from unspool.decoding.speculative.drafters.base import Drafter as Drafter
 from unspool.decoding.speculative.making import DrafterContext as DrafterContext
 from unspool.decoding.strategies.token_strategy import StrategyContext as StrategyContext
 from unspool.decoding.strategies.token_strategy import TokenStrategy as TokenStrategy
+from unspool.grammar.call_forms import CallFormat as CallFormat
+from unspool.grammar.call_forms import ParameterFormat as ParameterFormat
+from unspool.grammar.tool_kinds import ToolFormatEntry as ToolFormatEntry
 from unspool.logits.entry import ProcessorEntry as ProcessorEntry
 from unspool.models.families.base import DecoderFamily as DecoderFamily
 from unspool.models.families.base import fixed as fixed
@@ -26,6 +29,7 @@ from unspool.thoughts.entry import ThoughtEntry as ThoughtEntry
 
 __all__ = [
     "CacheKindEntry",
+    "CallFormat",
     "DecoderFamily",
     "Draft",
     "Drafter",
@@ -33,6 +37,7 @@ __all__ = [
     "DrafterEntry",
     "FamilyEntry",
     "Parameter",
+    "ParameterFormat",
     "ProcessorEntry",
     "Rows",
     "StopContext",
@@ -41,6 +46,7 @@ __all__ = [
     "StrategyEntry",
     "ThoughtEntry",
     "TokenStrategy",
+    "ToolFormatEntry",
     "fixed",
     "make_count",
     "make_flag",

@@ -84,7 +84,7 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
     if order.logprobs is not None and choice.logprobs is not None:
         logprobs = reply.texts.write_chat(choice.logprobs, order.logprobs)
     made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
-    made["stop_reason"] = choice.stop
+    made["stop_reason"] = "repetition" if choice.reason == "repetition" else choice.stop
     if order.returns_ids:
         made["token_ids"] = choice.token_ids
     return made
@@ -100,7 +100,7 @@ def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
         logprobs = reply.texts.write_chat(delta.logprobs, order.logprobs)
     made = {"index": delta.index, "delta": added, "logprobs": logprobs, "finish_reason": delta.finish_reason}
     if delta.reason is not None:
-        made["stop_reason"] = delta.stop
+        made["stop_reason"] = "repetition" if delta.reason == "repetition" else delta.stop
     if order.returns_ids:
         made["token_ids"] = delta.token_ids
     return made

@@ -139,7 +139,7 @@ _EVERYWHERE: Final = (
     _refused("timings_per_token", "the times are in /metrics", False),
     _refused("return_progress", _LATER, False),
     _refused("return_tokens_as_token_ids", "use return_token_ids", False),
-    _refused("repetition_detection", "use repetition_penalty, no_repeat_ngram_size or dry_multiplier"),
+    _refused("repetition_detection", "use stop_on_repeats, a number of tokens"),
     _refused("watermarking", "give watermarking_config, with a key of your own", False),
     _refused("lora", "adapters are not loaded by requests"),
     _refused("vllm_xargs", "give every setting by its own name"),

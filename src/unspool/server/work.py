@@ -23,6 +23,7 @@ FINISH = {
     "eos": "stop",
     "stop_string": "stop",
     "criteria": "stop",
+    "repetition": "stop",
     "length": "length",
     "time": "length",
     "deadline": "length",
