@@ -304,7 +304,7 @@ class Answer:
         if self._marks is None:
             return 0
         start = self._marks.start(self._phases[row])
-        return self._marks.follow(start, self.run.emitted[row]).count
+        return self._marks.follow(start, self.run.emitted[row]).num
 
     def _read_calls(self) -> list[list[ToolCall]] | None:
         if self._calls is None or self._lm.tokenizer is None:

@@ -84,7 +84,7 @@ class AnswerGrammarLogitsProcessor(GrammarLogitsProcessor):
     def _find_header(self, grammar: Grammar | None, place: Place) -> tuple[int, ...]:
         """The tokens between a thought and the answer that a grammar describes."""
         header = self._marks.header
-        is_due = place.count or self._marks.kind.header.strip()  # a prompt that ends a thought has the white space
+        is_due = place.num or self._marks.kind.header.strip()  # a prompt that ends a thought has the white space
         has_own = grammar is None or grammar.source.is_free or OWN_HEADER in grammar.source.text
         return header if is_due and not place.is_said and not has_own else ()
 

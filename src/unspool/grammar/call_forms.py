@@ -436,7 +436,7 @@ class PythonFormat:
         cut: str = "",  # noqa: ARG002 - and nothing can be cut
     ) -> tuple[str, list[str]]:
         """A call as an expression of a Lark grammar."""
-        required, optional = [], []
+        required, optional = list[str](), list[str]()
         for key, held, is_required in list_properties(schema):
             (required if is_required else optional).append(f"{json.dumps(f'{key}=')} {_write_python(held)}")
         body = ' ", " '.join(required)
@@ -571,7 +571,7 @@ class GemmaFormat:
     ) -> tuple[str, list[str]]:
         """A call as an expression of a Lark grammar."""
         quote, rules = spell(_QUOTE, specials), list[str]()
-        required, optional = [], []
+        required, optional = list[str](), list[str]()
         for number, (key, held, is_required) in enumerate(list_properties(schema)):
             texts = _list_texts(held)
             if texts is not None:

@@ -163,7 +163,10 @@ def make_settings(
     lead = f"({spell(form.lead, specials)})? " if form.lead else ""
     start = f"{lead}{calls}"
     if choice == "auto":
-        start, rules = "calls | answer", [*rules, f"calls: {lead}{calls}", f"answer: {otherwise}"]
+        said = otherwise
+        if kind is not None and has_header:
+            said = f"({spell(kind.header, specials)} | {spell(kind.direct, specials)}) {otherwise}"
+        start, rules = "calls | answer", [*rules, f"calls: {lead}{calls}", f"answer: {said}"]
     head = ["%llguidance {}", *([OWN_HEADER] if has_header else [])]
     return {"grammar": "\n".join([*head, f"start: {start}", *rules])}
 

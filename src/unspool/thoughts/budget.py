@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from unspool.kernels.sending import send
@@ -14,6 +15,7 @@ from unspool.thoughts.parts import Phase
 from unspool.thoughts.places import Place, RowPlaces, ThoughtMarks, require_marks
 
 Value = TypeVar("Value")
+_NEVER: Final = 1 << 40  # columns
 _TAIL: Final = 128  # columns of a prompt in which it is looked for what it leaves open
 
 
@@ -47,6 +49,8 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         self._rows = list(rows)  # one for all, or one for each
         self._marks = marks
         self._places = RowPlaces(marks)
+        spans = [self._find_span(row) for row in self._rows]
+        self._firsts, self._stops = (np.array(side) for side in zip(*spans, strict=True))
 
     @classmethod
     def make(cls, build: Build) -> ThinkingBudgetLogitsProcessor:
@@ -59,10 +63,11 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores (rows, vocab), -inf for all but the next word of the end in rows whose budget is spent."""
-        columns, own = input_ids.shape[1], spread(self._rows, len(scores))
-        places = [place for place, row in enumerate(own) if self._may_force(row, columns)]
-        if not places:
+        may_force = self._may_force(input_ids.shape[1])
+        if not may_force.any():
             return scores
+        own = spread(self._rows, len(scores))
+        places = np.flatnonzero(may_force).tolist() if len(may_force) == len(own) else list(range(len(own)))
         asked = [own[place] for place in places]
         first = min(row.first_column for row in asked)
         ids = input_ids[:, first:] if len(places) == len(input_ids) else input_ids[places, first:]
@@ -79,20 +84,28 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         made[chosen] = torch.full_like(made[chosen], -torch.inf).scatter(1, tokens, kept)
         return made
 
-    def _may_force(self, row: BudgetRow, columns: int) -> bool:
-        """Whether so many columns may end just where a row's budget does: most steps need no look at the tokens."""
+    def find_forbidden(self, width: int) -> Sequence[int] | None:
+        """Nothing in most steps; None where a budget may end."""
+        return None if self._may_force(width).any() else ()
+
+    def _may_force(self, columns: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """The rows that may end a thought at so many columns: most steps need no look at the tokens."""
+        return (self._firsts <= columns) & (columns < self._stops)
+
+    def _find_span(self, row: BudgetRow) -> tuple[int, int]:
+        """The columns in which a row's budget may end."""
         repeats = self._marks.kind.repeats
         if row.budget is None or (row.phase == "closed" and not repeats):
-            return False
-        spare = columns - row.first_column - row.budget
+            return 0, 0
+        first = row.first_column + row.budget
         latest = len(self._marks.closing) + (0 if row.phase == "open" else self._marks.longest_begin)
-        return spare >= 0 and (repeats or spare < latest)
+        return first, _NEVER if repeats else first + latest
 
     def _find_forced(self, row: BudgetRow, place: Place) -> int | None:
         """The token that must come, if one must."""
         closing = self._marks.closing
         assert row.budget is not None
-        over = place.count - row.budget  # tokens of the closing words that are there
+        over = place.num - row.budget  # tokens of the closing words that are there
         if place.phase == "closed" and over > 0:  # the thought ended by them: what begins the answer is left
             over += place.seen - place.end
         elif place.phase != "open" or over < 0:

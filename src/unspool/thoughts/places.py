@@ -23,7 +23,7 @@ class Place(NamedTuple):
     """Where a row stands after some of its tokens."""
 
     phase: Phase  # "open": in a thought; "closed": behind it, or in a text without one; "free": it may yet begin
-    count: int = 0  # tokens of thoughts so far, those of the marks behind them included
+    num: int = 0  # tokens of thoughts so far, those of the marks behind them included
     end: int = 0  # tokens up to where the answer began
     is_said: bool = False  # the answer began without a thought before it
     tail: Piece = b""  # the text in which a mark may have begun
@@ -40,7 +40,7 @@ class ThoughtMarks:
         self._direct = self.pieces.encode(kind.direct.strip())
         self._encode: Callable[[str], list[int]] = _make_encode(tokenizer)
         self._size = len(tokenizer)
-        skipped = getattr(tokenizer, "skipped_ids", frozenset())
+        skipped: frozenset[int] = getattr(tokenizer, "skipped_ids", frozenset())
         named = {token: tokenizer.convert_ids_to_tokens(token) for token in skipped}
         self.special_ids = frozenset(
             token for token, text in named.items() if text and any(text in mark for mark in kind.marks)
@@ -89,7 +89,7 @@ class ThoughtMarks:
         piece = self.pieces.piece(token)
         text: Any = place.tail if piece is None else place.tail + piece  # type: ignore[operator]  # both of one kind
         if place.phase == "open":
-            return self._advance_open(place, text, place.count + 1, seen)
+            return self._advance_open(place, text, place.num + 1, seen)
         if place.phase == "closed":
             return self._reopen(place, text, seen)
         return self._advance_free(place, text, seen)
@@ -106,8 +106,8 @@ class ThoughtMarks:
         found = text.find(self._begin)
         if found < 0:
             return place._replace(tail=text[max(0, len(text) - len(self._begin) + 1) :], seen=seen)
-        opened = Place("open", place.count, place.end, tail=text[:0], seen=seen)
-        return self._advance_open(opened, text[found + len(self._begin) :], place.count, seen)
+        opened = Place("open", place.num, place.end, tail=text[:0], seen=seen)
+        return self._advance_open(opened, text[found + len(self._begin) :], place.num, seen)
 
     def _advance_free(self, place: Place, text: Any, seen: int) -> Place:
         told = text.lstrip()
