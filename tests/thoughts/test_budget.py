@@ -86,6 +86,19 @@ def test_the_engine_gives_each_what_it_gets_alone() -> None:
         assert (one.token_ids, one.texts, one.thoughts) == (other.token_ids, other.texts, other.thoughts)
 
 
+def test_a_crowd_that_comes_and_goes() -> None:
+    lm = load_thinking(opens=True)
+    asked = [
+        {"max_new_tokens": 12 + row % 5, "max_thinking_tokens": row % 4, "do_sample": row % 2 == 0, "seed": row}
+        for row in range(24)
+    ]
+    asked = [{name: value for name, value in one.items() if one["do_sample"] or name != "seed"} for one in asked]
+    with Engine(lm, max_rows=8, memory=BLOCK_BYTES * 4000, block_size=16) as engine:
+        requests = [engine.submit(QUESTION, eos_token_id=None, **one) for one in asked]
+        for request, one in zip(requests, asked, strict=True):
+            check(lm, request.result().token_ids[0], str(request.result().thought), int(one["max_thinking_tokens"]))
+
+
 def test_places_follow_from_tokens_alone() -> None:
     """Rows that fork, move and go back are found where reading them whole finds them."""
     draw = random.Random(3)

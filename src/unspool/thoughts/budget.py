@@ -49,8 +49,9 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         self._rows = list(rows)  # one for all, or one for each
         self._marks = marks
         self._places = RowPlaces(marks)
-        spans = [self._find_span(row) for row in self._rows]
-        self._firsts, self._stops = (np.array(side) for side in zip(*spans, strict=True))
+        spans = [self._find_span(row) for row in self._rows]  # none, when all rows have left
+        self._firsts = np.array([first for first, _ in spans], dtype=np.int64)
+        self._stops = np.array([stop for _, stop in spans], dtype=np.int64)
 
     @classmethod
     def make(cls, build: Build) -> ThinkingBudgetLogitsProcessor:
