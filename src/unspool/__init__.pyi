@@ -280,12 +280,14 @@ from unspool.stopping.base import StoppingCriteria as StoppingCriteria
 from unspool.stopping.eos import EosTokenCriteria as EosTokenCriteria
 from unspool.stopping.length import MaxLengthCriteria as MaxLengthCriteria
 from unspool.stopping.lists import StoppingCriteriaList as StoppingCriteriaList
+from unspool.stopping.repeats import RepeatCriteria as RepeatCriteria
 from unspool.stopping.strings import StopStringCriteria as StopStringCriteria
 from unspool.stopping.time import MaxTimeCriteria as MaxTimeCriteria
 from unspool.streaming import AsyncTextIteratorStreamer as AsyncTextIteratorStreamer
 from unspool.streaming import TextIteratorStreamer as TextIteratorStreamer
 from unspool.streaming import TextStreamer as TextStreamer
 from unspool.text import Tokenizer as Tokenizer
+from unspool.thoughts.budget import ThinkingBudgetLogitsProcessor as ThinkingBudgetLogitsProcessor
 from unspool.watermark import BayesianDetectorConfig as BayesianDetectorConfig
 from unspool.watermark import BayesianDetectorModel as BayesianDetectorModel
 from unspool.watermark import GumbelWatermarkLogitsProcessor as GumbelWatermarkLogitsProcessor
@@ -502,6 +504,7 @@ __all__ = [
     "Qwen2TokenizerFast",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "RepeatCriteria",
     "RepetitionPenaltyLogitsProcessor",
     "Request",
     "ResourceError",
@@ -553,6 +556,7 @@ __all__ = [
     "TemperatureLogitsWarper",
     "TextIteratorStreamer",
     "TextStreamer",
+    "ThinkingBudgetLogitsProcessor",
     "TokenLogprob",
     "TokenLoss",
     "Tokenizer",
