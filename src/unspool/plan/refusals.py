@@ -19,8 +19,8 @@ MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates per prompt that a 
 OFF: dict[str, tuple[Any, str]] = {
     "forced_decoder_ids": (
         None,
-        "is for models of speech, whose texts begin with the forced tokens (of other models they belong into the prompt, "
-        "or into decoder_input_ids)",
+        "is for models of speech, whose texts begin with the forced tokens (of other models they belong into the "
+        "prompt, or into decoder_input_ids)",
     ),
     "generation_kwargs": ({}, "holds further arguments of generate(), which are given to the call itself"),
 }
