@@ -21,7 +21,7 @@ def prepare(name: str, family: str, *, is_narrow: bool = False) -> Any:
 
 
 def list_cases() -> list[tuple[str, str]]:
-    """Every change in a third of the families, each family with a third of the changes: `make fuzz KIND=live` has all."""
+    """Every change in a third of the families, each with a third of the changes: `make fuzz KIND=live` has all."""
     pairs = itertools.product(enumerate(CHANGES), enumerate(FAMILIES))
     return [(name, family) for (row, name), (column, family) in pairs if (row + column) % 3 == 0]
 
