@@ -37,6 +37,7 @@ from unspool.models.placement import DeviceRequest, read_device_request
 from unspool.outputs import Generation
 from unspool.speech.results import Segment
 from unspool.text import Tokenizer
+from unspool.thoughts.histories import place_thoughts
 from unspool.trace import Trace, Tracer, check_traced, follow
 
 Prompt = Any
@@ -259,6 +260,7 @@ class LanguageModel:
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         tokenizer = self._require_tokenizer("a chat")
+        messages = place_thoughts(messages, tokenizer.chat_template)
         if tools and is_silent(tokenizer) and all(isinstance(one, Mapping) for one in tools):
             messages, tools = write_tools(messages, tools), None  # the template would leave them out
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools, return_dict=False))

@@ -114,7 +114,7 @@ def describe_files(
     hub: HubOptions = NO_OPTIONS,
 ) -> dict[str, Any]:
     """What `FileOrigin.describe` says of the model that `load_parts` makes of the same arguments, without making it."""
-    where, asked = _choose_device(device), _read_dtype(dtype)
+    where, asked = choose_device(device), _read_dtype(dtype)
     source = open_source(name, revision=revision, offline=offline, hub=hub)
     kept = asked or _choose_dtype(source, where)
     origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
@@ -136,7 +136,7 @@ def load_parts(
     devices: DeviceRequest | None = None,
 ) -> LoadedParts:
     """Open a model's files and read its weights once, into the form they are kept in; laid over `devices` if given."""
-    where = _choose_device(device) if devices is None else devices.lead
+    where = choose_device(device) if devices is None else devices.lead
     asked = _read_dtype(dtype)
     start_triton(where)
     try:
@@ -306,7 +306,7 @@ def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
     return open_tokenizer(source.location) if has_one else None
 
 
-def _choose_device(device: str | torch.device | None) -> torch.device:
+def choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         refuse_forked(found)

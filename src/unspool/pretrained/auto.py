@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import tokenizers
 import torch
@@ -17,7 +17,7 @@ from unspool.errors import LoadError, SettingError, UnsupportedError
 from unspool.loading.model import load_parts
 from unspool.loading.tokenizer import load_tokenizer
 from unspool.pretrained.keywords import MODEL_KEYWORDS, TOKENIZER_KEYWORDS, take_applied
-from unspool.pretrained.locations import read_location
+from unspool.pretrained.locations import ModelLocation, read_location
 from unspool.pretrained.model import PretrainedModel
 from unspool.pretrained.quantization import read_quantization
 from unspool.small_files import read_json_object
@@ -25,6 +25,8 @@ from unspool.text import Tokenizer
 from unspool.text.folder import MAX_CONFIG_BYTES
 from unspool.text.languages import mark_languages
 from unspool.text.special_tokens import NAMED_TOKENS
+
+Loaded = TypeVar("Loaded", bound=PretrainedModel)
 
 
 class Auto:
@@ -35,34 +37,49 @@ class Auto:
         raise TypeError(f"{name} is not made by calling it; use {name}.from_pretrained(name_or_path)")
 
 
+def load_pretrained(
+    kind: type[Loaded],
+    name: str,
+    place: str | PathLike[str],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    check: Callable[[ModelLocation], None] | None = None,
+) -> Loaded:
+    """The model of a place, as an object of `kind`; `check` looks at its files before weights are read."""
+    caller = f"{name}.from_pretrained()"
+    if args:
+        raise SettingError(f"{caller} takes one name or path, and keywords")
+    applied = take_applied(kwargs, MODEL_KEYWORDS, caller, PARAMETERS)
+    location = read_location(place, applied)
+    if check is not None:
+        check(location)
+    settings = {name: applied.pop(name) for name in list(applied) if name in PARAMETERS}
+    own = applied.pop("generation_config", None)
+    parts = load_parts(
+        location.name,
+        revision=location.revision,
+        offline=location.offline,
+        hub=location.hub,
+        **_read_placement(applied),
+        **applied,
+    )
+    model = kind(parts)
+    if own is not None:
+        model.generation_config = read_config(own)
+    if unused := model.generation_config.update(**settings):
+        raise SettingError(f"{caller} does not know {', '.join(unused)}")
+    return model
+
+
 class _AutoModel(Auto):
-    _is_pair: ClassVar[bool] = False
+    _is_pair: ClassVar[bool | None] = False  # None: either
     _hears: ClassVar[bool | None] = None  # None: either
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Load a model: a folder, a GGUF file, a hub id or a short name. Keywords: docs/transformers.md."""
-        caller = f"{cls.__name__}.from_pretrained()"
-        if args:
-            raise SettingError(f"{caller} takes one name or path, and keywords")
-        applied = take_applied(kwargs, MODEL_KEYWORDS, caller, PARAMETERS)
-        location = read_location(pretrained_model_name_or_path, applied)
-        settings = {name: applied.pop(name) for name in list(applied) if name in PARAMETERS}
-        own = applied.pop("generation_config", None)
-        parts = load_parts(
-            location.name,
-            revision=location.revision,
-            offline=location.offline,
-            hub=location.hub,
-            **_read_placement(applied),
-            **applied,
-        )
-        model = PretrainedModel(parts)
+        model = load_pretrained(PretrainedModel, cls.__name__, pretrained_model_name_or_path, args, kwargs)
         cls._check_kind(model)
-        if own is not None:
-            model.generation_config = read_config(own)
-        if unused := model.generation_config.update(**settings):
-            raise SettingError(f"{caller} does not know {', '.join(unused)}")
         return model
 
     @classmethod
@@ -73,6 +90,8 @@ class _AutoModel(Auto):
     @classmethod
     def _check_kind(cls, model: PretrainedModel) -> None:
         """Refuse a model of another kind, which would read its inputs otherwise than the caller means."""
+        if cls._is_pair is None:
+            return
         config = model.config
         is_pair = bool(getattr(config, "is_encoder_decoder", False))
         hears = hasattr(config, "num_mel_bins")
@@ -87,6 +106,12 @@ def _name_kind(*, is_pair: bool, hears: bool) -> str:
     if not is_pair:
         return AutoModelForCausalLM.__name__
     return (AutoModelForSpeechSeq2Seq if hears else AutoModelForSeq2SeqLM).__name__
+
+
+class AutoModel(_AutoModel):
+    """Any model that writes, with its head: decoders, encoder-decoders, models that read sound."""
+
+    _is_pair = None
 
 
 class AutoModelForCausalLM(_AutoModel):

@@ -144,6 +144,7 @@ _TOKENIZER = [
     ),
 ]
 
+CONFIG_KEYWORDS = {keyword.name: keyword for keyword in _SHARED} | {"gguf_file": Keyword("gguf_file", "applied", "")}
 MODEL_KEYWORDS = {keyword.name: keyword for keyword in (*_SHARED, *_MODEL)}
 TOKENIZER_KEYWORDS = {keyword.name: keyword for keyword in (*_SHARED, *_TOKENIZER)}
 

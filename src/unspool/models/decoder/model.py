@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, Span
+from unspool.cache.sink import KeyRotation
 from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.arrangement import read_mask
@@ -95,6 +96,11 @@ class Decoder(WithLibrary, NativeModel):
             return [ClosedPath("library", why)]
         described = DescribedModel(self.spec, self.weights, self._views, narrows=self._packs)
         return [LibraryPath(self.spec, self.weights, described)]
+
+    @property
+    def key_rotation(self) -> KeyRotation:
+        """How positions enter keys."""
+        return self._views
 
     @property
     def is_batch_invariant(self) -> bool:

@@ -332,6 +332,7 @@ static void check_run(void) {
 
 #include "check_halves.h"
 #include "check_marks.h"
+#include "check_sums.h"
 
 static void expect_threads(int is_so, const char *what) {
     if (is_so) return;
@@ -374,7 +375,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < rounds; i++) check_encoder();
     for (int i = 0; i < rounds; i++) check_halves();
     for (int i = 0; i < rounds; i++) check_marks();
+    for (int i = 0; i < rounds; i++) check_sums();
     for (int i = 0; i < 10 * rounds; i++) check_layout(), check_quantised();
-    printf("%d products, runs, encoders, halves, marks, masks and layouts each on %s: %d wrong\n", rounds, us_available(), num_wrong);
+    printf("%d products, runs, encoders, halves, marks, masks, sums and layouts each on %s: %d wrong\n", rounds, us_available(), num_wrong);
     return num_wrong > 0;
 }
