@@ -128,11 +128,18 @@ def _invert(sizes: torch.Tensor) -> torch.Tensor:
 
 def _find_nearest(numbers: torch.Tensor, kind: TableKind) -> torch.Tensor:
     """The codes of the nearest numbers of a table: uint8. In the middle of two the lower one is taken."""
-    values, order = read_table(kind, numbers.device).sort(stable=True)
-    values, first = values.unique_consecutive(return_inverse=True)
-    codes = torch.empty(len(values), dtype=torch.uint8, device=numbers.device)
-    codes[first.flip(0)] = order.flip(0).to(torch.uint8)  # of two codes for zero the first one
-    return codes[torch.bucketize(numbers, (values[1:] + values[:-1]) / 2)]
+    edges, codes = (part.to(numbers.device) for part in _order_table(kind))
+    return codes[torch.bucketize(numbers, edges)]
+
+
+@cache
+def _order_table(kind: TableKind) -> tuple[torch.Tensor, torch.Tensor]:
+    """What lies between the numbers of a table, rising, and their codes; of two codes for zero the first one."""
+    numbers = _TABLES[kind]
+    rising = sorted(range(len(numbers)), key=numbers.__getitem__)
+    kept = [code for code in rising if code == numbers.index(numbers[code])]
+    values = read_table(kind)[kept]
+    return (values[1:] + values[:-1]) / 2, torch.tensor(kept, dtype=torch.uint8)
 
 
 def _round_sizes(sizes: torch.Tensor) -> torch.Tensor:

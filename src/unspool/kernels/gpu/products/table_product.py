@@ -18,7 +18,7 @@ from unspool.kernels.table_words import TableWords
 MOST_ROWS: Final = 64  # more are multiplied by a dequantised copy
 _LEAST_ROWS: Final = 16  # of a product on the tensor cores
 _OUTPUTS: Final = 16  # of a program
-_COLUMNS: Final = 256  # that a program reads at once
+_COLUMNS: Final = 4096  # that a program reads at once, divided by the rows
 
 
 @triton.jit
@@ -56,6 +56,7 @@ def multiply_tables(weight: TableWords, x: torch.Tensor, out: torch.Tensor, bias
     """out (rows, outputs) = x (rows, inputs) times the matrix, plus a bias; up to `MOST_ROWS` rows."""
     (num_rows, inputs), outputs = x.shape, weight.shape[0]
     assert num_rows <= MOST_ROWS and x.is_contiguous() and out.is_contiguous()
+    tile = max(_LEAST_ROWS, triton.next_power_of_2(num_rows))
     launch(
         _multiply_tables,
         (triton.cdiv(outputs, _OUTPUTS),),
@@ -68,9 +69,9 @@ def multiply_tables(weight: TableWords, x: torch.Tensor, out: torch.Tensor, bias
         num_rows,
         outputs,
         K=inputs,
-        BM=max(_LEAST_ROWS, triton.next_power_of_2(num_rows)),
+        BM=tile,
         BN=_OUTPUTS,
-        BK=min(_COLUMNS, triton.next_power_of_2(inputs)),
+        BK=min(_COLUMNS // tile, triton.next_power_of_2(inputs)),
         HAS_BIAS=bias is not None,
         **launch_options(),
     )
