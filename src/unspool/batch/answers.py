@@ -139,6 +139,8 @@ class Answers:
         }
         if any(choice.calls for choice in choices):
             each["tool_calls"] = [[call.as_openai() for call in choice.calls] for choice in choices]
+        if any(choice.thought for choice in choices):
+            each["thoughts"] = [choice.thought for choice in choices]
         if order.returns_ids:
             each["token_ids"] = [choice.token_ids for choice in choices]
         made: dict[str, Any] = {"line": line.number}

@@ -36,6 +36,7 @@ COMMANDS = {
     "recipe": "Make, check and run decoding methods of your own.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
+    "convert": "Rewrite a model of .bin files as one of safetensors.",
     "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Show what this machine has, and which kernels are in use.",
 }
@@ -134,7 +135,7 @@ def _format_help(stream: TextIO) -> str:
     return (
         f"{heading('unspool')} turns a language model into text.\n"
         f"{heading('usage')}: unspool COMMAND …\n"
-        f"{heading('commands')}:\n{commands}\n\n"
+        f"{heading('commands')}:\n{commands}\n"
         f"{heading('options')}:\n"
         "  -h, --help     Show this help; unspool COMMAND --help shows a command's.\n"
         "  -V, --version  Show the version.\n"

@@ -66,7 +66,6 @@ _FORMAT: Final[Json] = {
     "required": ["type"],
 }
 _LATER: Final = "this server does not offer it"
-_NO_REASONING: Final = "models here write their thoughts, if any, as text"
 
 # Fields of every route that generates text.
 _EVERYWHERE: Final = (
@@ -140,7 +139,7 @@ _EVERYWHERE: Final = (
     _refused("timings_per_token", "the times are in /metrics", False),
     _refused("return_progress", _LATER, False),
     _refused("return_tokens_as_token_ids", "use return_token_ids", False),
-    _refused("repetition_detection", "use repetition_penalty, no_repeat_ngram_size or dry_multiplier"),
+    _refused("repetition_detection", "use stop_on_repeats, a number of tokens"),
     _refused("watermarking", "give watermarking_config, with a key of your own", False),
     _refused("lora", "adapters are not loaded by requests"),
     _refused("vllm_xargs", "give every setting by its own name"),
@@ -211,10 +210,19 @@ _TALK: Final = (
     _refused("web_search_options", _LATER),
     _refused("verbosity", _LATER, "medium"),
     _EFFORT,
-    _refused("reasoning_format", _NO_REASONING, "none", "auto"),
-    _refused("reasoning_budget_tokens", _NO_REASONING, -1),
-    _refused("thinking_token_budget", _NO_REASONING, -1),
-    _refused("include_reasoning", _NO_REASONING, True),
+    Field(
+        _own(
+            "reasoning_format",
+            "choice",
+            "none leaves thoughts in the text; else they are set apart.",
+            choices=("none", "auto", "deepseek", "parsed"),
+        )
+    ),
+    *(
+        _alias(name, "max_thinking_tokens", neutral=(-1,))
+        for name in ("reasoning_budget_tokens", "thinking_token_budget", "thinking_budget")
+    ),
+    Field(_own("include_reasoning", "flag", "Whether the answer has its thoughts beside its text.", True)),
     _refused("moderation", _LATER),
 )
 
@@ -249,6 +257,7 @@ _CONTINUE: Final = (
     Field(_own("stream_options", "object", "include_usage, continuous_usage_stats."), schema={"type": "object"}),
     Field(_own("add_special_tokens", "flag", "Let the tokenizer add its special tokens to a text.", True)),
     _refused("suffix", "no model here fills in the middle", ""),
+    _refused("thoughts", "this form of an answer has no place for them; use /v1/chat/completions", False),
 )
 
 
@@ -299,7 +308,10 @@ _MESSAGE: Final = (
     _alias("stop_sequences", "stop_strings"),
     *_ONE_ANSWER,
     _refused("logprobs", "this form of an answer has no place for them; use /v1/chat/completions", False),
-    _refused("thinking", _NO_REASONING, {"type": "disabled"}),
+    Field(
+        _own("thinking", "object", "type: enabled with budget_tokens, adaptive or disabled; display: omitted."),
+        schema={"type": "object"},
+    ),
     _refused("container", _LATER),
     _refused("context_management", _LATER),
     _refused("mcp_servers", "tools run at the client"),
