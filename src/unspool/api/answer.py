@@ -12,6 +12,7 @@ from unspool.api.again import describe_call, keep_run, start_again
 from unspool.api.opening import read_config
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import OMITTED, PROMPT_NAMES, as_ids, is_conversation, read_encoding, refuse_chat
+from unspool.api.pruned_prompts import read_pruned, take_pruning
 from unspool.api.speaker import Piece, Speaker
 from unspool.api.starting import start
 from unspool.config.sampling import asks_for_draws
@@ -55,6 +56,7 @@ class Answer:
         if lm.model.info.features is None:  # a temperature of speech is tried where another one failed
             settings = _imply_draws(settings)
         negative = settings.pop("negative_prompt", None)
+        pruning = take_pruning(settings)
         if is_conversation(prompt, chat=chat):
             settings = self._imply_thoughts(settings)
         prefix: Prefix | None = settings.pop("prefix", None)
@@ -64,7 +66,11 @@ class Answer:
         self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
         if negative is not None:
             arguments |= self._read_negative(negative, settings, chat, tools)
-        self.run: Run = self._start(arguments, settings)
+        self.run: Run = self._start(dict(arguments), settings)  # if keys are let go: to check all settings first
+        if pruning is not None:
+            short, cache = read_pruned(lm, self._require_rows(), pruning)
+            settings |= {"past_key_values": cache, "owns_cache": True}
+            self.run = self._start(self._fill(short), settings)
         self._added = list(self.run.added_texts)
         tokenizer, stops = lm.tokenizer, self._list_stop_strings()
         rows = range(self.run.num_rows)
@@ -165,6 +171,11 @@ class Answer:
             )
         rows = prefix.encode(prompt, chat=chat, tools=tools)
         return rows, {**settings, "past_key_values": prefix.lend(self._lm, rows), "owns_cache": len(rows) > 1}
+
+    def _require_rows(self) -> list[list[int]]:
+        if not self._prompt_ids:
+            raise InputError("keys are let go of prompts that are texts, messages or token ids; give one of them")
+        return self._prompt_ids
 
     def as_conversation(self) -> Prefix | None:
         """What the model has read, for a next turn with the same beginning; None if rows have left the cache."""

@@ -72,7 +72,7 @@ class Answers:
         check_settings(settings or {})
         self._engine, self._created = engine, created
         self._settings, self._seed, self._any_model = dict(settings or {}), seed, any_model
-        self._target = Target(name, lm, _LIMITS)
+        self._target = Target(name, lm, _LIMITS, engine)
         self._texts = ClientTokens(lm.tokenizer)
 
     def begin(self, line: Line) -> Work:

@@ -23,6 +23,7 @@ from unspool.server.names import CHAT
 from unspool.server.openai import OpenAIErrors, make_head, send_chunks
 from unspool.server.orders import Order, Target, make_order, take_structures
 from unspool.server.refusals import RequestError, read_error, refuse_field
+from unspool.server.short_prompts import shorten_messages
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 from unspool.text import Tokenizer
@@ -142,7 +143,8 @@ def count_prompt(found: Found, target: Target) -> int:
 
 def _read_prompt(found: Found, target: Target, *, counts: bool = False) -> tuple[list[int], _Tools]:
     """A chat's prompt, and what its tools ask for."""
-    messages = read_messages(found.take("messages"), target)
+    given = shorten_messages(found.take("messages"), found.take("compress"), target)
+    messages = read_messages(given, target)
     tools = _settle_tools(found, target)
     return _render(found, messages, target, is_generic=tools.is_generic, counts=counts), tools
 

@@ -146,6 +146,19 @@ _EVERYWHERE: Final = (
     _refused("kv_transfer_params", _LATER),
 )
 
+COMPRESS_OPTIONS: Final = {
+    "rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "target_token": {"type": "integer", "minimum": 1, "maximum": LARGEST_COUNT},
+    "question": {"type": "string"},
+    "window": {"type": "integer", "minimum": 2, "maximum": 4096},
+    "keep": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "keep_digits": {"type": "boolean"},
+}
+"""What `compress` says, as schemas."""
+_COMPRESS: Final = Field(
+    _own("compress", "object", f"Shorten the prompt: {', '.join(COMPRESS_OPTIONS)}."),
+    schema={"type": "object", "properties": COMPRESS_OPTIONS, "additionalProperties": False},
+)
 _EFFORT: Final = Field(
     _own(
         "reasoning_effort",
@@ -186,6 +199,7 @@ _TALK: Final = (
     Field(_own("continue_final_message", "flag", "Go on with the last message instead of answering it.", False)),
     Field(_own("chat_template_kwargs", "object", "Variables of the model's chat template."), schema={"type": "object"}),
     Field(_own("documents", "object", "Documents for the chat template."), schema={"type": "array"}),
+    _COMPRESS,
     _refused("add_special_tokens", "the chat template writes them", False),
     _refused("echo", "a chat's prompt is its messages", False),
     _refused("modalities", "answers are text", ["text"]),
@@ -224,6 +238,7 @@ _CONTINUE: Final = (
         _own("best_of", "integer", "Answers to write, of which the n likeliest are returned.", at_least=1, at_most=1024)
     ),
     Field(_own("echo", "flag", "Begin the text with the prompt.", False)),
+    _COMPRESS,
     Field(
         _own(
             "logprobs",

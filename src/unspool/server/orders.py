@@ -18,6 +18,7 @@ from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.rules import find_unused
 from unspool.config.structures import STRUCTURES
 from unspool.config.values import LONGEST_STRING
+from unspool.engine import Engine
 from unspool.errors import excerpt
 from unspool.grammar.call_forms import Schemas, ToolForm
 from unspool.numeric import is_number
@@ -86,6 +87,7 @@ class Target:
     name: str
     lm: LanguageModel
     limits: ClientLimits = field(default_factory=ClientLimits)
+    engine: Engine | None = None  # what runs it, if anything does
 
     @property
     def tokenizer(self) -> Tokenizer:
