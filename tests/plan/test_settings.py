@@ -25,6 +25,7 @@ APPLIED = {
     "max_new_tokens",
     "max_time",
     "stop_strings",
+    "stop_on_repeats",
     "keep_stop_strings",
     "do_sample",
     "seed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -313,7 +313,8 @@ def write_value(text: str) -> str:
     told = text.strip()
     if len(told) <= _LONGEST_VALUE:
         try:
-            return json.dumps(json.loads(told, parse_constant=_refuse_constant), ensure_ascii=False)
+            given = json.loads(told, parse_constant=_refuse_constant)
+            return json.dumps(given, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             pass
         try:
@@ -339,6 +340,27 @@ def read_literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (SyntaxError, MemoryError, ValueError, TypeError) as error:
         raise ValueError("it is no literal") from error
+
+
+def _read_keyed(source: Source, close: str, mark: str, read_value: Callable[[Source], Any]) -> Any:
+    """Read arguments as `key mark value`, with commas between, up to their close; whether they are whole."""
+    count = 0
+    while True:
+        yield from source.skip_space()
+        closing = yield from source.match((close,))
+        if closing:
+            source.take(closing)
+            source.emit(Added("}" if count else "{}"))
+            return True
+        key, _, stop = yield from source.read_name(0, (mark,))
+        if not stop:
+            return False
+        source.take(stop)
+        source.emit(Added(f"{', ' if count else '{'}{json.dumps(key, ensure_ascii=False)}: "))
+        count += 1
+        if not (yield from read_value(source)):
+            return False
+        source.take((yield from source.match((",",))))
 
 
 # --- Python's words ---------------------------------------------------------------------------------------------------
@@ -387,7 +409,7 @@ class PythonFormat:
         while stop:
             source.take(stop)
             source.emit(Begun(name))
-            is_whole = yield from self._read_arguments(source)
+            is_whole = yield from _read_keyed(source, ")", "=", _read_python)
             source.emit(Ended(is_whole))
             if not is_whole:
                 return True
@@ -402,30 +424,6 @@ class PythonFormat:
         if self.after:
             source.take((yield from source.match(self.after)))
         return True
-
-    def _read_arguments(self, source: Source) -> Any:
-        count = 0
-        while True:
-            yield from source.skip_space()
-            closing = yield from source.match((")",))
-            if closing:
-                source.take(closing)
-                source.emit(Added("}" if count else "{}"))
-                return True
-            key, _, stop = yield from source.read_name(0, ("=",))
-            if not stop:
-                return False
-            source.take(stop)
-            value = yield from _read_balanced(source, ",)")
-            if value is None:
-                return False
-            try:
-                written = json.dumps(read_literal(value.strip()), ensure_ascii=False, allow_nan=False)
-            except (ValueError, TypeError, RecursionError):
-                written = write_value(value)
-            source.emit(Added(f"{', ' if count else '{'}{json.dumps(key)}: {written}"))
-            count += 1
-            source.take((yield from source.match((",",))))
 
     def write_call(
         self,
@@ -465,6 +463,19 @@ def _write_python(schema: Any) -> str:
 def _holds_json(schema: Any) -> bool:
     """Whether JSON and Python write a value alike."""
     return isinstance(schema, Mapping) and schema.get("type") in ("string", "integer", "number")
+
+
+def _read_python(source: Source) -> Any:
+    """Read a value in Python's words; whether one was there."""
+    value = yield from _read_balanced(source, ",)")
+    if value is None:
+        return False
+    try:
+        written = json.dumps(read_literal(value.strip()), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        written = write_value(value)
+    source.emit(Added(written))
+    return True
 
 
 def _read_balanced(source: Source, ends: str) -> Any:
@@ -528,43 +539,10 @@ class GemmaFormat:
                 continue
             source.take(stop)
             source.emit(Begun(name))
-            is_whole = yield from self._read_arguments(source)
+            is_whole = yield from _read_keyed(source, "}", ":", _read_gemma_value)
             if is_whole:
                 source.take((yield from source.match((self.end,))))
             source.emit(Ended(is_whole))
-
-    def _read_arguments(self, source: Source) -> Any:
-        count = 0
-        while True:
-            yield from source.skip_space()
-            closing = yield from source.match(("}",))
-            if closing:
-                source.take(closing)
-                source.emit(Added("}" if count else "{}"))
-                return True
-            key, _, stop = yield from source.read_name(0, (":",))
-            if not stop:
-                return False
-            source.take(stop)
-            source.emit(Added(f"{', ' if count else '{'}{json.dumps(key)}: "))
-            count += 1
-            if not (yield from self._read_value(source)):
-                return False
-            source.take((yield from source.match((",",))))
-
-    def _read_value(self, source: Source) -> Any:
-        opening = yield from source.match((_QUOTE,))
-        if opening:
-            source.take(opening)
-            source.emit(Added('"'))
-            is_whole = yield from source.read_until((_QUOTE,), lambda text: source.emit(Added(_escape(text))))
-            source.emit(Added('"'))
-            return is_whole
-        value = yield from _read_gemma(source)
-        if value is None:
-            return False
-        source.emit(Added(_write_gemma(value)))
-        return True
 
     def write_call(
         self, place: int, name: str, schema: Any, specials: Container[str], cut: str = ""
@@ -588,6 +566,22 @@ class GemmaFormat:
             body += f' ("," {one})?' if required else f" ({one})?" if not number else ""
         before = spell(f"{self.begin}{name}".removeprefix(cut), specials)
         return f'{before} "{{" {body} "}}" {spell(self.end, specials)}', rules
+
+
+def _read_gemma_value(source: Source) -> Any:
+    """Read a value in Gemma's words; whether one was there."""
+    opening = yield from source.match((_QUOTE,))
+    if opening:
+        source.take(opening)
+        source.emit(Added('"'))
+        is_whole = yield from source.read_until((_QUOTE,), lambda text: source.emit(Added(_escape(text))))
+        source.emit(Added('"'))
+        return is_whole
+    value = yield from _read_gemma(source)
+    if value is None:
+        return False
+    source.emit(Added(_write_gemma(value)))
+    return True
 
 
 def _read_gemma(source: Source) -> Any:
