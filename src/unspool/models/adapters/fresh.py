@@ -116,7 +116,7 @@ def _compare_attributes(where: str, part: nn.Module, other: nn.Module, used: fro
 
 
 def _is_own_method(part: nn.Module, name: str) -> bool:
-    """Whether an attribute is the method that the part's class has under that name, as what replaced it puts it back."""
+    """Whether an attribute is the method that the part's class has under that name: it was replaced, and put back."""
     value = part.__dict__[name]
     own = getattr(type(part), name, None)
     return own is not None and getattr(value, "__func__", None) is own and value.__self__ is part
