@@ -75,7 +75,7 @@ def find_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallForma
 
 
 def try_format(tokenizer: Any, tools: Any) -> CallFormat | None:
-    """The format, or None if the template has none: nobody asked for calls."""
+    """The format, or None if the template has none: no calls were asked for."""
     try:
         return find_format(tokenizer, tools)
     except UnspoolError:
