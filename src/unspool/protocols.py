@@ -100,17 +100,17 @@ class Want:
     epilogue: Epilogue | None = None  # what follows the pass; one that does it sets `Forward.epilogue`
     # What is returned is read at once, by one thread and without changing it: it may be overwritten by the next pass.
     is_brief: bool = False
-    # Nobody reads the logits of a pass that finds the likeliest tokens: it may find them in another way, and return
+    # No caller reads the logits of a pass that finds the likeliest tokens: it may find them in another way, and return
     # logits without columns.
     likeliest_only: bool = False
-    finds_likeliest: bool = True  # False: nobody reads `Forward.likeliest`
+    finds_likeliest: bool = True  # False: `Forward.likeliest` is not read
 
 
 LAST = Want()
 
 
 class TokenLog(Protocol):
-    """What brief steps chose, where a device wrote it: kept for some steps, so that nobody has to copy every one."""
+    """What brief steps chose, where a device wrote it: kept for some steps, so that not every one has to be copied."""
 
     num_logged: int  # steps that were taken
     most_logged: int  # of which so many are kept

@@ -1,4 +1,4 @@
-"""Messages that name settings, in the words of whoever reads them.
+"""Messages that name settings, in the words of the caller who reads them.
 
 A message is text with settings in between. In Python a setting has the library's name; a client of the server reads the
 name of the field that it sent. So a message keeps its settings apart from its text, and `Names` words them.

@@ -39,7 +39,7 @@ METADATA = (
 )
 _UNWRITTEN = ("_commit_hash", "_original_object_hash", "_explicit", COUNTS_DEFAULT, "_kept")
 _MOST_NAMES = 4096  # that a dict may say were set
-MISSPELT = 0.75  # likeness to a setting of names that are taken for it: others may be somebody's own
+MISSPELT = 0.75  # likeness to a setting of names that are taken for it: others may be a caller's own
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 
 logger = logging.getLogger("unspool.config")
@@ -48,7 +48,7 @@ logger = logging.getLogger("unspool.config")
 class GenerationConfig:
     """Every setting of a generation, by name; `PARAMETERS` lists them.
 
-    `explicit` holds the names that were set by whoever made this config, even if they set the default. Other names are
+    `explicit` holds the names that were set by the config's maker, even if they set the default. Other names are
     kept if a model's file has them; one that looks like a setting's is refused here, any other by the call.
     """
 
@@ -78,7 +78,7 @@ class GenerationConfig:
             self.validate()
 
     def _read_explicit(self, names: Any) -> frozenset[str]:
-        """What was set by whoever made a whole dict of settings: what it says, and what differs from the defaults."""
+        """What was set by the maker of a whole dict of settings: what it says, and what differs from the defaults."""
         listed = _read_names(names, "_explicit")
         return frozenset(name for name in self.explicit if name in listed or self._differs(name, self.__dict__[name]))
 
@@ -279,14 +279,14 @@ class GenerationConfig:
 
     @staticmethod
     def _differs(name: str, value: Any) -> bool:
-        """Whether a value is another than the one that a setting has if nobody sets it."""
+        """Whether a value is another than the one that a setting has if it is not set."""
         if name in PARAMETERS:
             return bool(value != PARAMETERS[name].default)
         return name not in ("_from_model_config", "transformers_version") or bool(value)
 
     @staticmethod
     def _get_default_generation_params() -> dict[str, Any]:
-        """What transformers' generate() asks of a model's settings: the values that count if nobody sets others."""
+        """What transformers' generate() asks of a model's settings: the values that count if no others are set."""
         return {name: parameter.copy_default() for name, parameter in PARAMETERS.items() if not parameter.is_ours}
 
     def dict_torch_dtype_to_str(self, d: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def _probe_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallFor
 
 
 def try_format(tokenizer: Any, tools: Any) -> ToolForm | None:
-    """The format, or None if the template has none: nobody asked for calls."""
+    """The format, or None if the template has none: no calls were asked for."""
     try:
         return find_format(tokenizer, tools)
     except UnspoolError:

@@ -24,7 +24,7 @@ _WHOLE: Final = 16 << 20  # bytes of a file of which no sample is taken
 _SAMPLES: Final = 4096  # of a larger one
 _SAMPLE: Final = 4096  # bytes of each
 _SECONDS_OF_TIMES: Final = 2.0  # within which a file system may give two writes one time
-_READ: Final = (*ALLOWED_PATTERNS, "merges.txt", "vocab.txt")  # of a folder, by whoever reads it
+_READ: Final = (*ALLOWED_PATTERNS, "merges.txt", "vocab.txt")  # of a folder, by the loader or a tokenizer
 
 
 def digest_file(path: Path) -> str:

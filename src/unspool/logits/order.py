@@ -356,7 +356,7 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
                 "begin_suppress_tokens", "id list", "control", "Tokens that are not written first.", off=([], ())
             ),
         ),
-        make=lambda kind, build: kind(build.value_ids, build.first_free_column),
+        make=lambda kind, build: kind(build.value_ids, build.first_free_column, follows_forced=build.forces_first),
     ),
     # The caller's own processors stand here.
 )

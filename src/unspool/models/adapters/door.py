@@ -243,7 +243,7 @@ def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConf
 
 
 def _hides_states(inputs: Any, given: Mapping[str, Any], settings: GenerationConfig) -> bool:
-    """Whether nobody sees the states that a native model keeps, which have another form, and rows are whole."""
+    """Whether no caller sees the states that a native model keeps, which have another form, and rows are whole."""
     is_seen = settings.return_dict_in_generate or settings.cache_implementation is not None
     is_begun = given.get("past_key_values") is not None or given.get("inputs_embeds") is not None
     return not (is_seen or is_begun or _has_padding(inputs, given, settings))
