@@ -56,6 +56,7 @@ class ModelInfo:
     uncounted_id: int | None = None  # a token that has a position in no text's first pass, though it has in later ones
     why_single: str = ""  # why it reads one token a pass behind its prompt, and no drafts; empty: it reads any number
     why_even: str = ""  # why all rows of a batch must grow alike, so that drafts are for one row; empty: they need not
+    why_apart: str = ""  # why its layers' keys can't lie in one pool of blocks; empty: they can
     why_placed: str = ""  # why every row of a call keeps its place to the end; empty: rows leave, others are tried
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;
@@ -99,17 +100,17 @@ class Want:
     epilogue: Epilogue | None = None  # what follows the pass; one that does it sets `Forward.epilogue`
     # What is returned is read at once, by one thread and without changing it: it may be overwritten by the next pass.
     is_brief: bool = False
-    # Nobody reads the logits of a pass that finds the likeliest tokens: it may find them in another way, and return
+    # No caller reads the logits of a pass that finds the likeliest tokens: it may find them in another way, and return
     # logits without columns.
     likeliest_only: bool = False
-    finds_likeliest: bool = True  # False: nobody reads `Forward.likeliest`
+    finds_likeliest: bool = True  # False: `Forward.likeliest` is not read
 
 
 LAST = Want()
 
 
 class TokenLog(Protocol):
-    """What brief steps chose, where a device wrote it: kept for some steps, so that nobody has to copy every one."""
+    """What brief steps chose, where a device wrote it: kept for some steps, so that not every one has to be copied."""
 
     num_logged: int  # steps that were taken
     most_logged: int  # of which so many are kept

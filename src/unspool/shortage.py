@@ -16,7 +16,7 @@ _SHORTAGES = ("can't allocate memory", "not enough memory", "out of memory", "ba
 
 
 class ShortageError(ResourceError):
-    """Memory ran out, as the allocator says; whoever knows more of the request says it again in their own words."""
+    """Memory ran out, as the allocator says; callers that know more of the request say it again in their own words."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -176,7 +176,8 @@ def test_processors_of_our_own_are_not_foreign() -> None:
 )
 def test_a_forced_first_token_is_that_of_a_row_whatever_stands_beside_it(way: dict[str, Any]) -> None:
     lm, rows = make_lm(), [[1, 2, 3, 4, 5, 6, 7, 8], [5], [9, 1, 2]]
-    told = {"forced_bos_token_id": 13, "max_new_tokens": 4, "eos_token_id": None, **way}
+    told = {"forced_bos_token_id": 13, "begin_suppress_tokens": [16, 8, 12], "max_new_tokens": 4, "eos_token_id": None}
+    told |= way
     found = lm.generate(rows, **told).token_ids
     assert found[1][0] == 13
     assert found == [lm.generate(row, **told).token_ids[0] for row in rows]

@@ -106,7 +106,7 @@ def describe_job(
 
 
 class Ledger:
-    """The output of a job: each row once, whoever answers it and however often."""
+    """The output of a job: each row once, however many answer it and how often."""
 
     def __init__(self, output: JobOutput, max_errors: int | None = None) -> None:
         if max_errors is not None and max_errors < 0:

@@ -18,7 +18,7 @@ from unspool.loading.locks import FileLock
 from unspool.small_files import MAX_SETTINGS_BYTES, parse_json_object, read_bytes
 
 _SYNC_SECONDS: Final = 1.0
-_MOST_ROWS: Final = 1 << 32  # of a file that nobody has counted
+_MOST_ROWS: Final = 1 << 32  # of a file that was not counted
 _LONGEST_LINE: Final = 1 << 30  # bytes of an answer that is read again
 _DIGESTS: Final = {"input": "an input", "weights": "model files"}  # what a digest in a note is of
 

@@ -22,7 +22,7 @@ class Span:
     counts: list[int]  # how many of the new positions are real, one per row
     stop: int  # keys in view: the longest row, the new positions included
     is_uniform: bool  # all rows start at the same position
-    placed: torch.Tensor | None = None  # the positions, once somebody has asked for them, or if they are others
+    placed: torch.Tensor | None = None  # the positions, once they were asked for, or if they are others
     device: torch.device | str = "cpu"
 
     @property

@@ -1,8 +1,8 @@
 """Our settings inside transformers' own generate(), which merges them with the model's and with its defaults.
 
 It copies the config, then calls `update(**the model's settings, defaults_only=True, allow_custom_entries=True)` and
-`update(**its defaults, defaults_only=True)`. In a config of its own, None is what nobody set; here it is what is not in
-`explicit`, and None too.
+`update(**its defaults, defaults_only=True)`. In a config of its own, None is what was not set; here it is what is not
+in `explicit`, and None too.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from unspool.config.named import NamedSettings
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import SettingError
 
-FOREIGN: Final = frozenset(
-    {
-        "is_assistant",
-        "use_mtp",
-        "speculation_type",
-        "assistant_ensemble_weight",
-        "continuous_batching_config",
-    }
-)
-"""Settings that transformers' code reads and unspool has not: None, unless somebody sets them."""
+_DRAFTERS: Final = "give assistant_model, prompt_lookup_num_tokens, assistant_early_exit or speculate='auto'"
+FOREIGN: Final[Mapping[str, str]] = {
+    "is_assistant": "a draft model is one that is given as assistant_model",
+    "use_mtp": f"a model's own heads for further tokens are not drafted from; {_DRAFTERS}",
+    "speculation_type": f"the drafter is chosen by the setting that asks for it; {_DRAFTERS}",
+    "assistant_ensemble_weight": "drafts are checked so that the model's own distribution is kept; leave it out",
+    "continuous_batching_config": "many requests at once are an unspool.Engine's, and its options are its arguments",
+}
+"""Settings that transformers' code reads and unspool has not, and what to do instead: None, unless they were set."""
 
 COUNTS_DEFAULT: Final = "_counts_default_length"  # attribute: the number of new tokens is the default's
 
 
 def fill(config: NamedSettings, values: Mapping[str, Any], *, takes_new: bool) -> dict[str, Any]:
-    """Set what nobody set in `config`, and return what it has no place for. `takes_new`: unknown names are set too."""
+    """Set what was not set in `config`, and return what it has no place for. `takes_new`: unknown names are set too."""
     if takes_new:
         _refuse_unread(config, values)
     unused = {}
@@ -42,7 +41,7 @@ def fill(config: NamedSettings, values: Mapping[str, Any], *, takes_new: bool) -
         elif not is_known or (value is not None and _is_unset(config, name)):
             setattr(config, name, value)
     if takes_new and not _has_length(config):
-        # What nobody set counts new tokens, however long the prompt is.
+        # What was not set counts new tokens, however long the prompt is.
         config.max_new_tokens = PARAMETERS["max_length"].default
         setattr(config, COUNTS_DEFAULT, True)
     if config.max_new_tokens is not None and "max_length" not in config.explicit:

@@ -50,7 +50,7 @@ LARGEST_COUNT = 2**31 - 1
 
 @dataclass(frozen=True)
 class Parameter:
-    """One generation setting: what it is called, what it is when nobody sets it, and what it may be."""
+    """One generation setting: what it is called, what it is when it is not set, and what it may be."""
 
     name: str
     default: Any

@@ -20,6 +20,7 @@ from unspool.api import LanguageModel, load
 from unspool.api.calls import feed
 from unspool.api.core import as_model
 from unspool.api.prompt import OMITTED
+from unspool.api.pruned_prompts import PRUNED
 from unspool.callbacks import check_streamer
 from unspool.config import GenerationConfig
 from unspool.decoding.among import Needs, find_kind_of_steps, find_needs
@@ -161,6 +162,11 @@ class Engine:
         settings: dict[str, Any],
     ) -> Request:
         memory = self._memory
+        if settings.get("cache_implementation") == PRUNED:
+            raise UnsupportedError(
+                "keys are let go after a pass of their own, which an engine does not share: use lm.generate() with "
+                "cache_implementation='pruned', or give the request a prefix: lm.prefix(…).compress()"
+            )
         answer = self._lm.start(prompt, **self._choose_cache(settings))
         needs = find_needs(answer.run.parts, memory.kind, memory.config)
         number, now = next(self._numbers), time.monotonic()

@@ -250,7 +250,7 @@ class States:
         return found
 
     def _choose(self, grammar: Grammar, tokens: list[int], place: int, free: dict[MatcherState, None]) -> MatcherState:
-        """A state to move to some tokens: one that nobody else wants, or a copy, or a new one."""
+        """A state to move to some tokens: one that no other row wants, or a copy, or a new one."""
         if self._seen is not None and place < len(self._seen.states):
             near = self._seen.states[place]
             if near is not None and near in free and near.grammar is grammar and near.tokens in (tokens[:-1], tokens):

@@ -28,7 +28,7 @@ class FileLock:
         self._file: IO[bytes] | None = None
 
     def take(self) -> bool:
-        """Try to hold the lock; False if somebody does."""
+        """Try to hold the lock; False if another process does."""
         while True:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             file = os.fdopen(os.open(self.path, flags, 0o644), "r+b", buffering=0)

@@ -63,7 +63,12 @@ class Build:
     def first_free_column(self) -> int:
         """The column of the first token that is not forced."""
         width = self.context.prompt_width
-        return width + 1 if width <= 1 and is_on(self.settings, "forced_bos_token_id") else width
+        return width + 1 if width <= 1 and self.forces_first else width
+
+    @property
+    def forces_first(self) -> bool:
+        """Whether a token is forced behind texts of one."""
+        return is_on(self.settings, "forced_bos_token_id")
 
     @property
     def value_ids(self) -> Any:

@@ -90,7 +90,10 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
 class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
     """Forbids tokens at the first place that is written."""
 
-    def __init__(self, begin_suppress_tokens: Any, begin_index: int, device: Any = "cpu") -> None:
+    def __init__(
+        self, begin_suppress_tokens: Any, begin_index: int, device: Any = "cpu", *, follows_forced: bool = False
+    ) -> None:
+        self._follows_forced = follows_forced  # rows of one token begin with a forced one
         self._tokens = TokenIds("begin_suppress_tokens", begin_suppress_tokens)
         self.begin_suppress_tokens = torch.tensor(self._tokens.ids, device=device)
         self.set_begin_index(begin_index)
@@ -105,11 +108,19 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
         return self._begin.given
 
     def __call__(
-        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        pads: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores, at the first place with the tokens at -inf."""
-        if starts is not None:
-            is_first = input_ids.shape[-1] - starts[:, None] == self._begin.column(scores, torch.int64)
+        if starts is not None or (self._follows_forced and pads is not None):
+            begin = self._begin.column(scores, torch.int64)
+            if starts is None and pads is not None:
+                starts, begin = torch.zeros_like(pads), begin + (begin - pads[:, None] <= 1)
+            assert starts is not None
+            is_first = input_ids.shape[-1] - starts[:, None] == begin
             return torch.where(is_first, scores.index_fill(-1, self._tokens.index(scores), -INF), scores)
         if input_ids.shape[-1] != self.begin_index:
             return scores

@@ -26,7 +26,7 @@ LONGEST_NGRAM = 32  # each size has an index of its own
 USUAL_NGRAM = 2
 LONGEST_LOOKBEHIND = 1024  # tokens that are encoded again at every draft
 USUAL_LOOKBEHIND = 10
-AUTO_LOOKUP_TOKENS = 16  # what the policy may choose up to where nobody named a number
+AUTO_LOOKUP_TOKENS = 16  # what the policy may choose up to where no number was named
 AUTO_NGRAM = 3
 
 _OF_MODELS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
@@ -49,7 +49,7 @@ class Drafting:
     assistant_lookbehind: int = USUAL_LOOKBEHIND  # the draft model's tokens that are encoded again with its guesses
     target_lookbehind: int = USUAL_LOOKBEHIND  # the model's that are encoded again with its new ones
     is_auto: bool = False
-    is_suggested: bool = False  # nobody asked for it: it gives way to whatever it does not go with
+    is_suggested: bool = False  # it was not asked for: it gives way to whatever it does not go with
 
 
 def read_drafting(

@@ -26,7 +26,7 @@ def decide_length(
     if settings.max_length is not None and (
         not counts_new or (rank["max_length"] == rank["max_new_tokens"] and rank["max_length"] > 0)
     ):
-        # What nobody set counts new tokens, however long the prompt is.
+        # What was not set counts new tokens, however long the prompt is.
         limits.append(int(settings.max_length) + (shape.width if not rank["max_length"] else -shape.hidden))
     if shape.end is not None:
         is_asked = any(origins[name] in ("config", "call") for name in rank)

@@ -28,7 +28,7 @@ def name_cache(settings: GenerationConfig, origins: Mapping[str, Origin], info: 
             f"does not have; use one of {', '.join(map(repr, KINDS))}"
         )
     if keeps_states and name == "dynamic":
-        return usual  # what a model takes where nobody chooses
+        return usual  # what a model takes where nothing is chosen
     if keeps_states and name != usual:
         raise UnsupportedError(
             about(

@@ -82,7 +82,7 @@ def read_cache(cache: Any, lengths: list[int], source_lengths: list[int] | None,
 def check_texts(cache: Cache, texts: Sequence[Sequence[int]]) -> None:
     """Raise if a cache holds tokens that prompts have lost to their mask: keys would stand before other tokens."""
     if cache.texts_held is None or list(map(len, cache.texts_held)) != list(cache.lengths):
-        return  # nobody knows what it holds, or it was changed since
+        return  # it is not known what it holds, or it was changed since
     for row, (held, text) in enumerate(zip(cache.texts_held, texts, strict=True)):
         place = next((place for place, token in enumerate(held) if token != text[place]), None)
         if place is not None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection: nobody reads an answer."""
+    """The client has closed its connection: no answer would be read."""
 
 
 class JsonResponse(Response):

@@ -228,7 +228,7 @@ class Connection(asyncio.Protocol):
         """The application, for one request."""
 
         async def answer(message: Any) -> None:
-            if message["type"] == "http.response.start" and self._has_body:  # nobody will read the rest of it
+            if message["type"] == "http.response.start" and self._has_body:  # the rest of it will not be read
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
@@ -318,7 +318,7 @@ class Connection(asyncio.Protocol):
         self._pauses.add(who)
 
     def resume(self, who: str) -> None:
-        """Read again, unless somebody else waits."""
+        """Read again, unless another request waits."""
         if who in self._pauses:
             self._pauses.remove(who)
             if not self._pauses and not self._transport.is_closing():

@@ -109,7 +109,7 @@ class ChunkReader:
     """The data of a chunked body, without the framing, within bounds of it."""
 
     _LONGEST_SIZE: Final = 256  # of a chunk's size, with its extensions
-    _LONGEST_TRAILER: Final = 4096  # which nobody reads
+    _LONGEST_TRAILER: Final = 4096  # which is read by nothing
     _MOST_CHUNKS: Final = 4096  # and one more for every 16 bytes
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ class Log:
         try:
             stream.write(msgspec.json.encode(line).decode() + "\n")
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # its reader is gone
             self._is_on = False
 
     def take_over(self) -> Callable[[], None]:

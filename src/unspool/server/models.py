@@ -94,7 +94,7 @@ class Models:
         self.all = list(served)
         self._memory, self._restarts = memory, restarts
         self._loading = make_lock(self, "_loading")
-        # A thread of its own: those that wait for a model hold up nobody else's work.
+        # A thread of its own: requests that wait for a model hold up no other's work.
         self._loader = ThreadPoolExecutor(1, "unspool-loading")
         for one in served:
             for name in dict.fromkeys((one.name, *one.aliases)):
@@ -142,7 +142,7 @@ class Models:
         await asyncio.get_running_loop().run_in_executor(self._loader, context.run, work, served)
 
     def give_back(self, served: Served) -> None:
-        """Let others make room where it is, when nobody uses it."""
+        """Let others make room where it is, when no request uses it."""
         served.active -= 1
         served.used_at = time.monotonic()
 
@@ -190,7 +190,7 @@ class Models:
                 raise
 
     def _make_room(self, served: Served) -> None:
-        """Close models that nobody uses, the one unused longest first, until one more fits."""
+        """Close models that no request uses, the one unused longest first, until one more fits."""
         if self._memory is None:
             return
         idle = sorted((one for one in self.all if one.is_loaded and not one.active), key=lambda one: one.used_at)
@@ -222,7 +222,7 @@ class Models:
     def target(self, served: Served, limits: Any) -> Target:
         """What requests for a loaded model are read for."""
         assert served.lm is not None
-        return Target(served.name, served.lm, limits)
+        return Target(served.name, served.lm, limits, served.engine)
 
 
 def count_bytes(lm: LanguageModel) -> int:

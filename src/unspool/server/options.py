@@ -52,7 +52,7 @@ class ServerOptions:
     """How a server behaves; `unspool serve --help` says the same of its flags."""
 
     limits: ClientLimits = field(default_factory=ClientLimits)
-    keys: Sequence[str] = ()  # without any, nobody is asked for one
+    keys: Sequence[str] = ()  # without any, no client is asked for one
     hosts: Sequence[str] = ()  # names that a Host header may have; empty: loopback names, or any beyond loopback
     origins: Sequence[str] = ()  # pages that may call this server from a browser
     is_loopback: bool = True  # it is bound to this machine alone

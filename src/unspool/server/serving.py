@@ -188,7 +188,7 @@ def _allow_files(count: int) -> None:
 
 
 def _is_watched() -> bool:
-    """Whether somebody sees standard error; else it is a log, whose lines are JSON."""
+    """Whether standard error is a terminal; else it is a log, whose lines are JSON."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 

@@ -14,7 +14,7 @@ PING: Final = b": ping\n\n"
 
 
 class EventStream(Response):
-    """A stream of events; `close` is called when it ends, whoever ended it."""
+    """A stream of events; `close` is called when either side ends it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class EventStream(Response):
             self._close()
             for task in tasks:
                 task.cancel()
-            with suppress(asyncio.CancelledError):  # the server ends, and waits for nobody
+            with suppress(asyncio.CancelledError):  # the server ends, and waits for no stream
                 await asyncio.gather(*tasks, return_exceptions=True)
                 if isinstance(self._events, AsyncGenerator):
                     await self._events.aclose()

@@ -36,7 +36,7 @@ class _Job:
     work: Callable[[], Any]
     done: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
-    discard: Callable[[Any], None] | None  # what is done with a result that nobody waits for any more
+    discard: Callable[[Any], None] | None  # what is done with a result whose caller has left
 
 
 class Turns:

@@ -60,7 +60,7 @@ class StreamLane:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """A layer that was fetched and that nobody has read yet."""
+    """A layer that was fetched and not read yet."""
 
     layer: int
     place: int  # of the two
@@ -85,7 +85,7 @@ class Ferry:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a layer was fetched that nobody has read yet."""
+        """Whether a layer was fetched that was not read yet."""
         return self._fetched is not None
 
     def bring(self, layer: int, home: torch.Tensor, held: int, rows: int) -> torch.Tensor:

@@ -34,7 +34,7 @@ from unspool.errors import SettingError, UnsupportedError
 class PagedCache(StoredCache):
     """A cache whose rows hold blocks of a pool (`BlockPool`): memory for what rows hold, not rows times the longest.
 
-    Selecting, repeating and cloning rows shares blocks; the last one, partly filled, is copied by whoever writes to it
+    Selecting, repeating and cloning rows shares blocks; the last one, partly filled, is copied by a row that writes it
     first. Caches with one `pool` share what they have in common and what there is (`new_empty`). With `kinds` and
     `window`, layers that are "sliding" give back blocks that are out of view. With `cache_config`, blocks that are no
     longer recent are packed. Attention outside of passes by address reads keys that are gathered in order.

@@ -12,7 +12,7 @@ _AHEAD: Final = 16  # steps whose blocks are taken together, if there are many
 class Growth:
     """The rows of a table by the step at which each takes its next block: a step looks at those whose time has come.
 
-    It holds for as long as nobody else changes the table or the rows' lengths.
+    It holds for as long as no other thread changes the table or the rows' lengths.
     """
 
     def __init__(self, table: BlockTable, lengths: list[int]) -> None:

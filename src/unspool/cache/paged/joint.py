@@ -90,7 +90,7 @@ def count_held(cache: PagedCache) -> int:
 
 
 def close_pools(cache: PagedCache) -> None:
-    """Let the memory go of all pools that a cache has blocks of, whoever else holds them."""
+    """Let the memory go of all pools that a cache has blocks of, whatever else holds them."""
     for table in cache._store.tables:
         table.pool.close()
 

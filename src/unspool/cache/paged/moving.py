@@ -22,7 +22,7 @@ class _MovedTable:
 class MovedRows:
     """What the rows of a cache held. The cache keeps its lengths, and must not be read until they are back.
 
-    Copies run on the current stream and wait for nothing: whoever takes the blocks next, and whoever brings them back,
+    Copies run on the current stream and wait for nothing: what takes the blocks next, and what brings them back,
     does so on the same stream.
     """
 

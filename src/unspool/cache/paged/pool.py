@@ -1,7 +1,7 @@
 """Blocks of positions that rows take from one pool, share and give back: what a paged cache is made of.
 
 As in *Efficient Memory Management for Large Language Model Serving with PagedAttention* (Kwon et al., 2023). A block
-has the same number in every layer. Block 0 is nobody's: it stays zero, and stands in tables where a row has no block.
+has the same number in every layer. Block 0 has no user: it stays zero, and stands in tables where a row has no block.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BlockPool:
     """Memory for keys and values in blocks of `block_size` positions, for one cache or several.
 
     With `num_blocks` it takes all its memory with a layer's first keys and never moves; without, it grows. Blocks are
-    counted by their users: a block that nobody uses any more is free. Caches of several threads may share a pool.
+    counted by their users: a block without users is free. Caches of several threads may share a pool.
     """
 
     def __init__(
@@ -52,15 +52,19 @@ class BlockPool:
         self.block_size, self.max_blocks = block_size, num_blocks
         self.buffers: list[torch.Tensor] = []  # (1 + blocks, …); plain: (…, block size, 2, heads, width), one per layer
         self.is_closed = False
-        self._is_cleaned = not is_filled_at_once  # whoever takes a block writes all of it: it need not hold zeros
+        self._is_cleaned = (
+            not is_filled_at_once
+        )  # the cache that takes a block writes all of it: it need not hold zeros
         self._users = [1] + [0] * (num_blocks or 0)  # how many rows hold each block
         self._free = list(range(1, len(self._users)))  # a heap: low numbers first, so that a lone row's lie in order
-        self._worn: set[int] = set()  # free blocks that somebody has written to
-        self._left: deque[list[int]] = deque()  # what was left, to be given back by whoever next takes or counts
+        self._worn: set[int] = set()  # free blocks that were written to
+        self._left: deque[list[int]] = (
+            deque()
+        )  # what was left, to be given back by the thread that next takes or counts
         self._mover: tuple[list[torch.Tensor], BlockMover] | None = None
         self._shown: list[weakref.ref[Places]] = []  # who knows where the blocks lie
         self._returns: dict[int, torch.cuda.Event] = {}  # by stream: what it had to do when it last gave back
-        # Whoever reads or writes blocks by address holds it, so that none moves meanwhile.
+        # A thread that reads or writes blocks by address holds it, so that none moves meanwhile.
         self.lock = make_lock(self, "lock", threading.RLock)
 
     # --- what there is -------------------------------------------------------------------------------
@@ -76,7 +80,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody uses."""
+        """Blocks without users."""
         self._collect()
         return len(self._free)
 
@@ -103,7 +107,7 @@ class BlockPool:
     def take(self, count: int, *, cleaned: Collection[int] | None = None) -> list[int]:
         """So many blocks with one user each: all of them or, if a fixed pool has too few, none.
 
-        They hold zeros, whoever had them before: what is masked may be read, and must be a number. If `cleaned` is
+        They hold zeros, whatever held them before: what is masked may be read, and must be a number. If `cleaned` is
         given, only those at these places of the list do: the caller fills the others at once.
         """
         with self.lock:
@@ -190,7 +194,7 @@ class BlockPool:
 
     # --- memory --------------------------------------------------------------------------------------
     def open_layer(self, layer: int, keys: KeyFormat) -> torch.Tensor:
-        """A layer's blocks of plain keys and values, made if nobody has written to it yet."""
+        """A layer's blocks of plain keys and values, made if nothing was written to it yet."""
         return self.open_buffer(layer, (self.block_size, 2, keys.heads, keys.width), keys.dtype, keys.device)
 
     def open_buffer(
@@ -238,7 +242,7 @@ class BlockPool:
         self._users += [0] * more
 
     def close(self) -> None:
-        """Let all memory go, whoever holds the pool or a cache over it: nothing can be read or written then."""
+        """Let all memory go, whatever holds the pool or a cache over it: nothing can be read or written then."""
         with self.lock:
             if self.is_closed:
                 return
@@ -253,7 +257,7 @@ class BlockPool:
             raise ResourceError("the pool of blocks is closed, and what it held is gone: make another engine or cache")
 
     def _forget_places(self) -> None:
-        """Let nobody hold the buffers who was shown where blocks lie."""
+        """Let no caller hold the buffers that was shown where blocks lie."""
         self._mover = None
         for shown in self._shown:
             if (places := shown()) is not None:

@@ -54,7 +54,7 @@ class RingStore(PlainStore):
         self.is_single = False  # one real token a row: rings are written first and read as they lie
         self.place: int | None = None  # where that token goes, when it is one place for all rows
         self._move: RingMove | None = None
-        self._late: Span | None = None  # the pass whose move nobody has asked for yet
+        self._late: Span | None = None  # the pass whose move no reader has asked for yet
         self.trial: Trial | None = None
         self.tried: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # what passes wrote over, and wrote, by layer
 

@@ -279,7 +279,7 @@ class StateStore(Store):
 
 
 def refuse_keys() -> UnsupportedError:
-    """The error for whoever brings keys."""
+    """The error for callers that bring keys."""
     return UnsupportedError(
         "a MambaCache holds states and no keys: it serves Mamba models alone. Give a model with attention a "
         "DynamicCache, or leave the cache out"

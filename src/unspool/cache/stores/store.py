@@ -72,7 +72,7 @@ class Store(ABC):
         """Close a pass, after which rows have these lengths."""
 
     def catch_up(self, lengths: Sequence[int]) -> None:
-        """Do what is due after steps that wrote by address, which nobody ends."""
+        """Do what is due after steps that wrote by address, which no `end` follows."""
 
     def count_steps(self, lengths: Sequence[int]) -> int | None:
         """Steps that may be taken at once before the store changes what it holds; None if it never does."""

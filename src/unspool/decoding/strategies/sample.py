@@ -51,9 +51,9 @@ class Sample:
             same, forbidden = scorer.find_forbidden_ahead(rows, num_steps)
             if forbidden is not None:
                 return ChosenSteps(same, forbidden)
-            first = scorer.processors[0]
-            if len(scorer.processors) == 1 and hasattr(first, "start_choosing"):  # a grammar's, which needs few masks
-                return ChosenSteps(num_steps, choose=first.start_choosing(rows.read_history()))
+            start = getattr(scorer.processors[0], "start_choosing", None)
+            if len(scorer.processors) == 1 and start is not None:  # a grammar's, which needs few masks
+                return ChosenSteps(num_steps, choose=start(rows.read_history()))
         processors, tail = scorer.divide(whole=not self._do_sample)
         return ChosenSteps(num_steps, choose=LogitsChoice(processors, tail, rows, num_steps, do_sample=self._do_sample))
 

@@ -26,7 +26,7 @@ def walk(model: nn.Module) -> dict[str, nn.Module]:
 
 def find_misplaced(parts: Mapping[str, nn.Module]) -> str | None:
     """Why transformers' own cache must hold the keys: a layer stands at another place than its number, which says where
-    its keys are kept. Somebody has put it there, or has it there twice. None if all stand at theirs."""
+    its keys are kept. A program has put it there, or has it there twice. None if all stand at theirs."""
     for name, part in parts.items():
         number = part.__dict__.get("layer_idx")
         if type(number) is not int or number < 0:

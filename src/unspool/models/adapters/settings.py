@@ -69,9 +69,9 @@ class ObjectSettings:
 
 
 def convert_settings(config: Any) -> GenerationConfig:
-    """A transformers GenerationConfig as ours: the values that it says somebody set.
+    """A transformers GenerationConfig as ours: the values that it says were set.
 
-    From 5.0 on a value that nobody set is None there, so any other was stated, a default's too. 4.x fills the defaults
+    From 5.0 on a value that was not set is None there, so any other was stated, a default's too. 4.x fills the defaults
     in, and a default that was stated looks like one that was not: it counts as not set, as in the generate() of these
     releases (from 4.50 on) a model's own value takes its place.
     """

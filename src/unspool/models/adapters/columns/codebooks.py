@@ -175,7 +175,7 @@ def _with_guidance(config: Any, scale: float | None) -> Any:
 
 
 def _find_length(settings: GenerationConfig, width: int) -> int:
-    """Columns in all. What nobody set counts new ones."""
+    """Columns in all. What was not set counts new ones."""
     if settings.max_new_tokens is not None:
         return width + int(settings.max_new_tokens)
     if "max_length" not in settings.explicit:
