@@ -89,14 +89,15 @@ def about(setting: str | Setting, text: str) -> Wording:
 def suggest(name: str, known: Iterable[str], write: Callable[[str], str] = repr, *, nearness: float = 0.65) -> str:
     """`; did you mean …?` for the known name that an unknown one was probably meant to be, or nothing.
 
-    That is one with nearly the same letters, the only one that begins with the word (`stop`) or its letters (`temp`),
-    or the nearest, with a likeness of at least `nearness`.
+    That is one with nearly the same letters, the only one that begins with the word (`stop`) or its letters (`temp`) or
+    the shortest of several, or the nearest, with a likeness of at least `nearness`.
     """
     name, names = name[:64], list(dict.fromkeys(known))
     found = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
     for start in (f"{name}_", name) if len(name) > 2 else ():
-        begun = [one for one in names if one.startswith(start)]
-        found = found or (begun if len(begun) == 1 else [])
+        begun = sorted((one for one in names if one.startswith(start)), key=len)
+        is_certain = len(begun) == 1 or (len(begun) > 1 and len(begun[0]) < len(begun[1]))
+        found = found or (begun[:1] if is_certain else [])
     found = found or difflib.get_close_matches(name, names, n=1, cutoff=nearness)
     return f"; did you mean {write(found[0])}?" if found else ""
 

@@ -151,7 +151,8 @@ def test_a_prompt_as_long_as_the_context() -> None:
 
 @pytest.mark.parametrize("name", [name for name, one in PARAMETERS.items() if one.may_be_per_row])
 def test_a_value_a_row_needs_as_many_as_there_are_prompts(name: str) -> None:
-    values = {"seed": 1, "top_k": 3, "min_length": 1, "min_new_tokens": 1, "watermarking_config": WatermarkingConfig()}
+    values = {"seed": 1, "top_k": 3, "min_length": 1, "min_new_tokens": 1, "max_thinking_tokens": 1}
+    values |= {"watermarking_config": WatermarkingConfig()}
     value = values.get(name, EXAMPLES[name] if name in STRUCTURES else 0.5)
     extra = {"do_sample": True, "num_return_sequences": 2} | COMPANIONS.get(name, {})
     for num in (1, 3, 4):  # not the number of sequences either

@@ -30,6 +30,7 @@ from unspool.plan.past_keys import check_room, check_texts, read_cache
 from unspool.plan.tables.calls import OF_CALL
 from unspool.protocols import Compilable, Model
 from unspool.stopping import as_criteria_list
+from unspool.thoughts.places import require_marks
 
 UNBUILT = {"synced_gpus": "decoding over several GPUs"}
 
@@ -154,6 +155,8 @@ def _prepare(
     shape = replace(_shape(prompts, hooks.cache), end=None if prepared is None else prepared.end)
     follow_criteria(opened.settings, opened.origins, hooks.criteria, prompts, counts_rows_alone=hooks.sees_rows_alone)
     plan = _settle(opened, shape, assistant)
+    if plan.settings.thoughts:
+        require_marks("thoughts", hooks.tokenizer)
     prompts = read_source(prompts, opened.given, assistant, opened.model)
     if hooks.cache is not None:
         check_room(hooks.cache, plan, shape)

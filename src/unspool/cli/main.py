@@ -30,11 +30,13 @@ COMMANDS = {
     "studio": "Watch every way of decoding, on a page in the browser.",
     "transcribe": "Write what is said in sound files, as text or subtitles.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
+    "compress": "Print texts without what a small model could have guessed.",
     "detect": "Say whether a text carries a watermark, with its p value.",
     "train-detector": "Train SynthID-Text's detector on text that a model writes.",
     "recipe": "Make, check and run decoding methods of your own.",
     "models": "List the models that are installed and those that can be.",
     "pull": "Fetch a model.",
+    "convert": "Rewrite a model of .bin files as one of safetensors.",
     "bench": "Measure this machine's speed, beside other engines.",
     "doctor": "Show what this machine has, and which kernels are in use.",
 }
@@ -132,8 +134,8 @@ def _format_help(stream: TextIO) -> str:
     commands = "\n".join(f"  {name:<16}{summary}" for name, summary in COMMANDS.items())
     return (
         f"{heading('unspool')} turns a language model into text.\n"
-        f"{heading('usage')}: unspool COMMAND …\n\n"
-        f"{heading('commands')}:\n{commands}\n\n"
+        f"{heading('usage')}: unspool COMMAND …\n"
+        f"{heading('commands')}:\n{commands}\n"
         f"{heading('options')}:\n"
         "  -h, --help     Show this help; unspool COMMAND --help shows a command's.\n"
         "  -V, --version  Show the version.\n"

@@ -116,7 +116,7 @@ def _compare_attributes(where: str, part: nn.Module, other: nn.Module, used: fro
 
 
 def _is_own_method(part: nn.Module, name: str) -> bool:
-    """Whether an attribute is the method that the part's class has under that name: it was replaced, and put back."""
+    """Whether an attribute is the method of that name of the part's class, put back by what had replaced it."""
     value = part.__dict__[name]
     own = getattr(type(part), name, None)
     return own is not None and getattr(value, "__func__", None) is own and value.__self__ is part

@@ -29,7 +29,7 @@ static void check_sketch(whole *w) {
     char names[128];
     int32_t forbidden[3] = {below(w->model.vocab), below(w->model.vocab), below(w->model.vocab)};
     int64_t expected[3], num_close;
-    if (!is_float(w->model.head.kind) || w->model.logit_cap > 0) return;
+    if (!is_float(w->model.head.kind) || has_table(w->model.head.kind) || w->model.logit_cap > 0) return;
     float *logits = get(sizeof(float) * (size_t)rows * w->model.vocab);
     w->model.sketch = make_sketch(&w->model.head);
     job->num_early = 0, job->logits = logits, job->forbidden = forbidden, job->num_forbidden = below(4);
