@@ -162,3 +162,11 @@ def test_a_hook_that_is_taken_away_leaves_the_native_model() -> None:
         assert "own cache" not in unspool.generate(model, ids, prompt_logprobs=1, **told).stats.path_reason
     assert "own forward" not in unspool.generate(model, ids, **told).stats.path_reason
     assert isinstance(model.get_output_embeddings(), nn.Linear)
+
+
+def test_rows_that_are_given_as_lists_are_taken() -> None:
+    model = make("llama")
+    told = {"max_new_tokens": 2, "eos_token_id": None, "pad_token_id": 0}
+    with CHANGES["the last column"](model):
+        expected = type(model).generate(model, torch.tensor(ROWS[:1]), **told)
+        assert unspool.generate(model, ROWS[:1], **told).tolist() == expected.tolist()

@@ -191,6 +191,7 @@ def open_call(
             adapter.why_not_native = reason
             return adapter
     core = prepare_call(model, inputs, given, settings, why)
+    core.call.is_changed = found.is_changed
     if settings.compile_config is not None or settings.compile:
         core.call.compiling = settings.compile_config
     return core

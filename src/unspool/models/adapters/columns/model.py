@@ -58,6 +58,7 @@ class CallInputs:
     compiling: CompileConfig | None = None
     is_encoded: bool = False  # images and videos among the inputs are encoded
     why: str = ""  # this route is taken
+    is_changed: bool = False  # the object is not as its class says, and may have lost what writes its cache
     given: dict[str, Any] = field(default_factory=dict)
     prepare_text: Callable[[torch.Tensor, torch.Tensor], CallInputs] | None = None  # another text's inputs: ids, mask
 
@@ -396,6 +397,11 @@ class ColumnModel(AdaptedModel):
         cache.inner = take_states(self._inner)
         columns.num_read = columns.width if cache.keeps_past else 0
         forward = self._read(made, columns, last, num_new, want)
+        if is_first and self.call.is_changed and cache.keeps_past and not _holds_any(cache.past):
+            raise UnsupportedError(
+                f"{type(self.inner).__name__} wrote nothing to the past_key_values it was given, so it can't be "
+                "decoded step by step; use its own generate()"
+            )
         cache.output = lighten(made)
         if cache.keeps_past or is_first:
             self._take_past(cache, made)
@@ -487,6 +493,14 @@ class ColumnModel(AdaptedModel):
         """Attention weights as the model returned them: some layers have none, and some models return lists."""
         made: tuple[Any, ...] = weights if weights is not None else ()
         return made
+
+
+def _holds_any(past: Any) -> bool:
+    """Whether a layer of transformers' cache has keys; of a cache that does not say, it is taken for granted."""
+    layers = getattr(past, "layers", None)
+    if layers is None:
+        layers = getattr(getattr(past, "self_attention_cache", None), "layers", None)
+    return layers is None or any(getattr(layer, "is_initialized", True) for layer in layers)
 
 
 def _find_encoding(model: Any) -> Any:

@@ -19,6 +19,7 @@ from unspool.models.adapters.columns.state import CACHE_NAMES, Columns
 from unspool.models.adapters.description import Description, describe_loosely
 from unspool.protocols import PreparedRows
 
+_ROWS = ("input_ids", "attention_mask", "decoder_input_ids")
 _NEEDED = (
     "_prepare_model_inputs",
     "_prepare_special_tokens",
@@ -44,6 +45,8 @@ def prepare_call(
             "transformers 5.0 or later"
         )
     kwargs = {name: value for name, value in given.items() if value is not None}
+    inputs = _as_rows(inputs, "input_ids", model)
+    kwargs |= {name: _as_rows(kwargs[name], name, model) for name in _ROWS if name in kwargs}
     description = describe_loosely(model)
     has_fixed_room = _has_fixed_room(kwargs, settings)
     if description.lacks_order and has_fixed_room:
@@ -216,6 +219,16 @@ def _find_start(config: Any, model: Any) -> torch.Tensor:
             "decoder_input_ids"
         )
     return start
+
+
+def _as_rows(given: Any, name: str, model: Any) -> Any:
+    """Rows of numbers that were given as lists, as the tensor that transformers' methods take."""
+    if not isinstance(given, list | tuple):
+        return given
+    try:
+        return torch.tensor(given, dtype=torch.long, device=find_device(model))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"`{name}` must be rows of whole numbers, all of one length: {error}") from error
 
 
 def _as_tensor(value: Any, model: Any) -> torch.Tensor | None:
