@@ -26,8 +26,10 @@ from unspool.models.adapters import (
     open_call,
     prepare_call,
     read_settings,
+    runs_natively,
     runs_own_generate,
 )
+from unspool.models.adapters.pictures import EmbeddedPrompts, embed_call
 from unspool.plan import Origin, merge
 from unspool.plan.origins import refuse_unread
 from unspool.protocols import Model
@@ -105,6 +107,13 @@ def _open_object(
 ) -> tuple[Model, Any, Any]:
     """The model, the drafting model and the cache of a call with a transformers object."""
     everything = {name: getattr(given, name) for name in MODEL_INPUTS} | dict(extra)
+    if runs_natively(model, everything["native"]):
+        seen = embed_call(model, inputs, {**everything, "native": None}, settings)
+        if seen is not None:
+            core, prompts = seen
+            _take_embedded(given, prompts)
+            drop_unknown_tokens(settings, core.info.vocab_size)
+            return core, assistant, None
     core = open_call(model, inputs, everything, settings, everything.pop("native"))
     drop_unknown_tokens(settings, core.info.vocab_size)
     if not isinstance(core, ColumnModel):
@@ -119,6 +128,12 @@ def _open_object(
             others["encoder_outputs"] = given.assistant_encoder_outputs
         assistant = prepare_call(drafting, inputs, others, settings, core.call.why)
     return core, assistant, core.given_cache
+
+
+def _take_embedded(given: Inputs, prompts: EmbeddedPrompts) -> None:
+    """Let the inputs be prompts whose pictures were read."""
+    given.input_ids, given.attention_mask = prompts.ids, prompts.mask
+    given.inputs_embeds, given.seats = prompts.embeds, prompts.seats
 
 
 def read_config(config: Any, model: Any = None) -> GenerationConfig | None:
