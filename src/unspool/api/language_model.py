@@ -51,6 +51,7 @@ class LanguageModel:
         self.tokenizer: Tokenizer | None = parts.tokenizer
         self.model.generation_config = parts.generation_config
         self.source = parts.location
+        self.pictures = parts.pictures  # what reads pictures, if the model does
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -86,7 +87,7 @@ class LanguageModel:
 
     def __reduce__(self) -> tuple[Callable[..., LanguageModel], tuple[Any, ...]]:
         """A pickle (as for a spawned process) contains where to load the model from, and its settings."""
-        return _restore, (type(self), self.model, self.tokenizer, self.name, self.source)
+        return _restore, (type(self), self.model, self.tokenizer, self.name, self.source, self.pictures)
 
     def start(self, prompt: Prompt = OMITTED, **settings: Any) -> Answer:
         """Check a call and prepare its answer: iterate `pieces()`, then ask for `result()`."""
@@ -269,9 +270,9 @@ class LanguageModel:
 
 
 def _restore(
-    kind: type[LanguageModel], model: Any, tokenizer: Tokenizer | None, name: str, source: Path
+    kind: type[LanguageModel], model: Any, tokenizer: Tokenizer | None, name: str, source: Path, pictures: Any = None
 ) -> LanguageModel:
-    return kind(LoadedParts(name, source, model, tokenizer, model.generation_config))
+    return kind(LoadedParts(name, source, model, tokenizer, model.generation_config, pictures))
 
 
 def read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:

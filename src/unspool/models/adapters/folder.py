@@ -72,11 +72,13 @@ def _read(
 ) -> tuple[Any, list[str]]:
     """The transformers model, and the names of missing tensors."""
     auto: Any = transformers.AutoModelForCausalLM
-    if config.get("is_encoder_decoder"):
+    if _is_pictured(transformers, config):
+        auto = transformers.AutoModelForImageTextToText
+    elif config.get("is_encoder_decoder"):
         reads_sound = "num_mel_bins" in config
         auto = transformers.AutoModelForSpeechSeq2Seq if reads_sound else transformers.AutoModelForSeq2SeqLM
     word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
-    with _silence(transformers):
+    with silence(transformers):
         settings = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
             check_built(auto.from_config(settings, trust_remote_code=False), tensors, f"the config.json of {folder}")
@@ -91,8 +93,37 @@ def _read(
     return model, sorted(report["missing_keys"])
 
 
+def _is_pictured(transformers: Any, config: Mapping[str, Any]) -> bool:
+    """Whether a config is of a class that reads pictures and is no decoder of texts to transformers."""
+    auto = transformers.models.auto.modeling_auto
+    names = [getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}) for kind in ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM")]
+    pictured, text = ({**named}.get(config.get("model_type")) for named in names)
+    architectures = config.get("architectures")
+    listed = architectures if isinstance(architectures, list) else []
+    return pictured is not None and (pictured in listed or text is None)
+
+
+def read_object(
+    transformers: Any, folder: Path, config: Mapping[str, Any], tensors: WeightSource, dtype: torch.dtype
+) -> Any:
+    """The transformers model of a folder; raises where tensors are missing."""
+    try:
+        check_claims(config, tensors, f"the config.json of {folder}")
+        model, missing = _read(transformers, folder, config, tensors, dtype)
+    except UnspoolError:
+        raise
+    except Exception as error:  # a config can make transformers' code fail in any way
+        if is_out_of_memory(error):
+            raise
+        message = " ".join(str(error).split())[:300]
+        raise LoadError(f"transformers can't load the model of {folder}: {type(error).__name__}: {message}") from error
+    if missing:
+        raise LoadError(f"{folder} lacks {len(missing)} tensors of its model ({', '.join(missing[:3])})")
+    return model.eval()
+
+
 @contextmanager
-def _silence(transformers: Any) -> Iterator[None]:
+def silence(transformers: Any) -> Iterator[None]:
     """Disable transformers' progress bar while weights are read."""
     logs = transformers.utils.logging
     was_on = logs.is_progress_bar_enabled()
