@@ -112,6 +112,7 @@ from unspool.pretrained.auto import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
 from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpeechSeq2Seq
 from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
 from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.pictures import AutoModelForImageTextToText as AutoModelForImageTextToText
 from unspool.pretrained.pipelines.base import Pipeline as Pipeline
 from unspool.pretrained.pipelines.opening import pipeline as pipeline
 from unspool.pretrained.processor import AutoProcessor as AutoProcessor
@@ -144,6 +145,7 @@ __all__ = [
     "Answer",
     "AsyncTextIteratorStreamer",
     "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
     "AutoProcessor",

@@ -17,6 +17,7 @@ from unspool.decoding.transitions import compute_transition_scores
 from unspool.errors import UnsupportedError
 from unspool.loading.model import LoadedParts
 from unspool.models.adapters import read_settings
+from unspool.models.adapters.pictures import PictureReader
 from unspool.pretrained.calling import call_decoder, call_pair
 
 
@@ -39,6 +40,11 @@ class PretrainedModel(Holder):
         made.core.generation_config = copy.deepcopy(self.core.generation_config)
         made._parts = replace(self._parts, model=as_model(made))  # type: ignore[arg-type]  # of the same kind
         return made
+
+    @property
+    def pictures(self) -> PictureReader | None:
+        """What reads pictures, if the model does."""
+        return self._parts.pictures
 
     @property
     def generation_config(self) -> Any:

@@ -14,6 +14,7 @@ from unspool.loading.source import find_source
 from unspool.pretrained.auto import Auto, AutoTokenizer
 from unspool.pretrained.keywords import TOKENIZER_KEYWORDS, take_applied
 from unspool.pretrained.locations import read_location
+from unspool.pretrained.pictures import ImageTextProcessor
 from unspool.small_files import read_json_object
 from unspool.speech.features import HOP, extract_features
 from unspool.speech.sound import RATE
@@ -83,11 +84,11 @@ class SpeechProcessor:
 
 
 class AutoProcessor(Auto):
-    """Processors of models that read sound."""
+    """Processors of models that read sound, or pictures."""
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> SpeechProcessor:
-        """Load the processor of a speech model's folder or hub id; keywords as for tokenizers."""
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Any:
+        """Load the processor of a folder of a model that reads sound or pictures or hub id; keywords as for tokenizers."""
         applied = take_applied(kwargs, TOKENIZER_KEYWORDS, f"{cls.__name__}.from_pretrained()")
         location = read_location(pretrained_model_name_or_path, dict(applied))
         path = find_source(
@@ -95,9 +96,12 @@ class AutoProcessor(Auto):
         )
         file = path / "config.json"
         config = read_json_object(file) if file.is_file() else {}
+        if "vision_config" in config or (path / "preprocessor_config.json").is_file() and "num_mel_bins" not in config:
+            tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs)
+            return ImageTextProcessor(path, tokenizer)
         channels, positions = config.get("num_mel_bins"), config.get("max_source_positions")
         if type(channels) is not int or type(positions) is not int:
-            raise LoadError(f"{path} is no speech model; AutoTokenizer loads the tokenizer of a model that reads text")
+            raise LoadError(f"{path} is a model of neither sound nor pictures; AutoTokenizer loads the tokenizer of a model that reads text")
         if not 0 < channels <= _MOST_CHANNELS or not 0 < positions <= _MOST_FRAMES:
             raise LoadError(f"{file} gives {channels} channels and {positions} positions, which can't be")
         settings = path / "generation_config.json"

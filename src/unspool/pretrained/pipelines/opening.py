@@ -17,7 +17,9 @@ from unspool.pretrained.auto import (
 )
 from unspool.pretrained.keywords import MODEL_KEYWORDS
 from unspool.pretrained.model import PretrainedModel
+from unspool.pretrained.pictures import AutoModelForImageTextToText
 from unspool.pretrained.pipelines.base import Pipeline
+from unspool.pretrained.pipelines.image_to_text import ImageTextToTextPipeline, ImageToTextPipeline
 from unspool.pretrained.pipelines.speech import SpeechPipeline
 from unspool.pretrained.pipelines.text_generation import TextGenerationPipeline
 from unspool.pretrained.pipelines.text_to_text import Text2TextPipeline
@@ -28,14 +30,16 @@ _TASKS: dict[str, tuple[type[Pipeline], Any]] = {
     "summarization": (Text2TextPipeline, AutoModelForSeq2SeqLM),
     "translation": (Text2TextPipeline, AutoModelForSeq2SeqLM),
     "automatic-speech-recognition": (SpeechPipeline, AutoModelForSpeechSeq2Seq),
+    "image-to-text": (ImageToTextPipeline, AutoModelForImageTextToText),
+    "image-text-to-text": (ImageTextToTextPipeline, AutoModelForImageTextToText),
 }
 # How a model is loaded; a name may be a setting of calls too.
 _LOADING = ("dtype", "torch_dtype", "device_map", "revision", "token", "use_auth_token", "trust_remote_code")
 _REFUSED = {
     "config": "a model is built from the config.json in its folder",
     "feature_extractor": "sounds are read by unspool's own features",
-    "image_processor": "models that read images run as objects of transformers",
-    "processor": "sounds are read by unspool's own features",
+    "image_processor": "the model's folder says how its pictures are read",
+    "processor": "the model's folder says how its inputs are read",
     "pipeline_class": "derive a class from Pipeline and call it",
     "framework": "torch is the framework",
 }
@@ -110,6 +114,8 @@ def _find_task(model: Any) -> str:
     """The task that a model's kind implies."""
     if isinstance(model, str | PathLike):
         raise SettingError(f"say what {str(model)!r:.80} is for: pipeline('text-generation', model=…)")
+    if getattr(model, "pictures", None) is not None:
+        return "image-text-to-text"
     info = as_model(model).info
     if info.features is not None:
         return "automatic-speech-recognition"

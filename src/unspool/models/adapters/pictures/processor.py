@@ -59,23 +59,27 @@ class PictureProcessor:
 
     def prepare(self, text: str, pictures: Sequence[Any], *, is_rendered: bool) -> dict[str, torch.Tensor]:
         """Ids of a text and the pixels of its pictures; a text that a chat template wrote has its special tokens."""
-        named: dict[str, Any] = {"text": [text], "images": list(pictures) or None, "return_tensors": "pt"}
+        named: dict[str, Any] = {}
+        if text or is_rendered:
+            named["text"] = [text]
+        if pictures:
+            named["images"] = [list(pictures)] if named else list(pictures)
         if is_rendered:
             named["add_special_tokens"] = False
+        return self.call(**named)
+
+    def call(self, **named: Any) -> dict[str, torch.Tensor]:
+        """The tensors that transformers' processor returns."""
         try:
-            made = self._inner(**named)
+            made = self._inner(**named, return_tensors="pt")
         except Exception as error:  # of places that are more or fewer than pictures, of sizes that a model has no use for
             if is_out_of_memory(error):
                 raise
             raise InputError(
-                f"the model's processor can't read a prompt with {len(pictures)} pictures: {_describe(error)}. Every "
-                "picture needs its place in the text: give messages with parts of the type 'image'"
+                f"the model's processor can't read this prompt with pictures: {_describe(error)}. Every picture needs "
+                "its place in the text: give messages with parts of the type 'image', or the model's own mark"
             ) from error
         return {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What transformers' processor returns."""
-        return self._inner(*args, **kwargs)
 
 
 def _load(transformers: Any, folder: Path) -> Any:
