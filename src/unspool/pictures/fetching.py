@@ -21,8 +21,7 @@ def fetch_picture(address: str, hosts: Collection[str], most_bytes: int, name: s
     if host not in hosts or parts.scheme != "https" or parts.username is not None:
         raise InputError(
             f"{name} is at {excerpt(address)}, and nothing is fetched from there: give the picture itself (a data: "
-            "URI, bytes, a path), or let its https host be allowed (--picture-hosts of a server, UNSPOOL_PICTURE_HOSTS "
-            "in the environment of a program)"
+            "URI, bytes, a path). Whoever runs the program can allow https hosts: UNSPOOL_PICTURE_HOSTS=name,name"
         )
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS)

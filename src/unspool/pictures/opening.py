@@ -197,4 +197,3 @@ def _read_array(pillow: Any, source: Any, limits: Limits, name: str) -> Any:
         )
     _check_size((array.shape[1], array.shape[0]), limits, name)
     return pillow.Image.fromarray(np.ascontiguousarray(array))
-

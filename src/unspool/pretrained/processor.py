@@ -88,7 +88,7 @@ class AutoProcessor(Auto):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Any:
-        """Load the processor of a folder of a model that reads sound or pictures or hub id; keywords as for tokenizers."""
+        """Load the processor of a folder or hub id; keywords as for tokenizers."""
         applied = take_applied(kwargs, TOKENIZER_KEYWORDS, f"{cls.__name__}.from_pretrained()")
         location = read_location(pretrained_model_name_or_path, dict(applied))
         path = find_source(
@@ -96,12 +96,16 @@ class AutoProcessor(Auto):
         )
         file = path / "config.json"
         config = read_json_object(file) if file.is_file() else {}
-        if "vision_config" in config or (path / "preprocessor_config.json").is_file() and "num_mel_bins" not in config:
+        if "vision_config" in config or (
+            (path / "preprocessor_config.json").is_file() and "num_mel_bins" not in config
+        ):
             tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs)
             return ImageTextProcessor(path, tokenizer)
         channels, positions = config.get("num_mel_bins"), config.get("max_source_positions")
         if type(channels) is not int or type(positions) is not int:
-            raise LoadError(f"{path} is a model of neither sound nor pictures; AutoTokenizer loads the tokenizer of a model that reads text")
+            raise LoadError(
+                f"{path} is a model of neither sound nor pictures; AutoTokenizer loads the tokenizer of one that reads text"
+            )
         if not 0 < channels <= _MOST_CHANNELS or not 0 < positions <= _MOST_FRAMES:
             raise LoadError(f"{file} gives {channels} channels and {positions} positions, which can't be")
         settings = path / "generation_config.json"

@@ -14,12 +14,20 @@ from unspool.grammar.generic_tools import choose_format, is_described, move_syst
 from unspool.grammar.sources import check_choices, embed_schema, spell
 from unspool.grammar.tools import CallFormat, check_tools, make_settings, read_choice, try_format
 from unspool.grammar.vocabulary import list_specials
+from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
 from unspool.server.names import CHAT
 from unspool.server.openai import OpenAIErrors, make_head, send_chunks
 from unspool.server.orders import Order, Target, make_order, take_structures
+from unspool.server.pictures import (
+    check_reads_pictures,
+    has_parts,
+    join_images,
+    open_pictures,
+    prepare_prompt,
+)
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
@@ -102,9 +110,9 @@ def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
 def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
     """The order of a chat whose fields are known; other dialects come here with theirs translated."""
     logprobs = _read_logprobs(found, target)
-    prompt, form, most = _read_prompt(found, target)
+    prompt, form, most, pictured = _read_prompt(found, target)
     order = make_order(found, [prompt], target, kind)
-    order.logprobs, order.call_format, order.most_calls = logprobs, form, most
+    order.logprobs, order.call_format, order.most_calls, order.pictured = logprobs, form, most, pictured
     if logprobs is not None:
         order.settings["logprobs"] = logprobs
     return order
@@ -117,11 +125,12 @@ def count_prompt(found: Found, target: Target) -> int:
 
 def _read_prompt(
     found: Found, target: Target, *, counts: bool = False
-) -> tuple[list[int], CallFormat | None, int | None]:
-    """A chat's prompt, the format of tool calls in its answer, and the most of them."""
+) -> tuple[list[int], CallFormat | None, int | None, dict[str, Any] | None]:
+    """A chat's prompt, the format of tool calls in its answer, the most of them, and its pictures' pixels if any."""
     messages = read_messages(found.take("messages"), target)
     tools = _settle_tools(found, target)
-    return _render(found, messages, target, is_generic=tools.is_generic, counts=counts), tools.form, tools.most
+    ids, pictured = _render(found, messages, target, is_generic=tools.is_generic, counts=counts)
+    return ids, tools.form, tools.most, pictured
 
 
 def _read_logprobs(found: Found, target: Target) -> int | None:
@@ -162,10 +171,12 @@ def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     _check_role(message["role"], where, target)
     made = {name: value for name, value in message.items() if value is not None}
     made["role"] = "system" if message["role"] == "developer" else message["role"]
-    made["content"] = join_parts(message.get("content"), where)
-    for name in ("images", "audio"):
-        if made.get(name):
-            raise refuse_field(where, f"{where}: models here read text alone, not {name}")
+    made["content"] = _read_content(message, where)
+    if made.get("images"):
+        made = join_images(made, where, target)
+    check_reads_pictures(made, where, target)
+    if made.get("audio"):
+        raise refuse_field(where, f"{where}: models here do not read audio in messages; use /v1/audio/transcriptions")
     calls = made.get("tool_calls")
     if calls is not None:
         made["tool_calls"] = [_read_call(call, where) for call in _check_list(calls, where)]
@@ -174,28 +185,15 @@ def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     return made
 
 
+def _read_content(message: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
+    """A content as text, or as parts if a user's has pictures."""
+    return (join_content if message["role"] in ("user", "tool") else join_parts)(message.get("content"), where)
+
+
 def _check_list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise refuse_field(where, f"{where}: tool_calls is a list of calls, not {excerpt(value)}")
     return value
-
-
-def join_parts(content: Any, where: str) -> str:
-    """A content as text: parts of text are joined, others refused."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise refuse_field(where, f"{where}: a content is a text or a list of parts, not {excerpt(content)}")
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) else part
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            raise refuse_field(where, f"{where}: models here read text alone, not a part of type {excerpt(kind)}")
-        texts.append(text)
-    return "".join(texts)
 
 
 def _read_call(call: Any, where: str) -> dict[str, Any]:
@@ -319,7 +317,7 @@ def _read_effort(found: Found, target: Target) -> dict[str, Any]:
 
 def _render(
     found: Found, messages: list[dict[str, Any]], target: Target, *, is_generic: bool, counts: bool
-) -> list[int]:
+) -> tuple[list[int], dict[str, Any] | None]:
     if not target.tokenizer.chat_template:
         raise refuse_field(
             "messages", f"{target.name} has no chat template; send a text as the prompt of /v1/completions instead"
@@ -341,9 +339,14 @@ def _render(
     if is_generic:
         messages, tools = write_tools(messages, tools), None
     try:
-        return render_chat(
-            target, messages, tools, documents, variables, begins=begins, goes_on=goes_on, counts=counts, field=field
-        )
+        pictures: list[Any] = []
+        if has_parts(messages):
+            messages, pictures = open_pictures(messages, target)
+        text = write_chat(target, messages, tools, documents, variables, begins=begins, goes_on=goes_on)
+        if not pictures:
+            return encode_chat(target, text, counts=counts, field=field), None
+        pictured = prepare_prompt(text, pictures, target)
+        return pictured["input_ids"][0].tolist(), pictured
     except RequestError:
         raise
     except UnspoolError as error:
@@ -364,6 +367,30 @@ def render_chat(
     field: str = "messages",
 ) -> list[int]:
     """The token ids of a conversation, which has to fit unless its tokens are only counted."""
+    text = write_chat(target, messages, tools, documents, variables, begins=begins, goes_on=goes_on)
+    return encode_chat(target, text, counts=counts, field=field)
+
+
+def encode_chat(target: Target, text: str, *, counts: bool, field: str) -> list[int]:
+    """The token ids of a conversation's text."""
+    encode = target.encode_text if counts else target.encode_prompt
+    ids = encode(text, add_special_tokens=False, field=field)
+    if not ids:
+        raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
+    return ids
+
+
+def write_chat(
+    target: Target,
+    messages: list[dict[str, Any]],
+    tools: Any,
+    documents: Any,
+    variables: Mapping[str, Any] | None,
+    *,
+    begins: bool,
+    goes_on: bool,
+) -> str:
+    """The text of a conversation, as the chat template writes it."""
     tokenizer = target.tokenizer
 
     def write(messages: list[dict[str, Any]]) -> str:
@@ -394,11 +421,7 @@ def render_chat(
             text = _write_somehow(write_tools(messages, None), write, tokenizer)
         elif not variables:  # with other variables the template may write otherwise
             seen.add(kind)
-    encode = target.encode_text if counts else target.encode_prompt
-    ids = encode(text, add_special_tokens=False, field=field)
-    if not ids:
-        raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
-    return ids
+    return text
 
 
 def _write_somehow(

@@ -7,7 +7,8 @@ from typing import Any
 
 from unspool.errors import excerpt
 from unspool.server.calls import Call
-from unspool.server.chat import count_prompt, join_parts, read_chat
+from unspool.server.chat import count_prompt, read_chat
+from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
@@ -156,7 +157,7 @@ def _read_message(message: Any, where: str) -> list[dict[str, Any]]:
             texts.append(part)
     made = list(results)
     if texts or calls or not results:
-        made.append({"role": role, "content": join_parts(texts, where)} | ({"tool_calls": calls} if calls else {}))
+        made.append({"role": role, "content": join_content(texts, where)} | ({"tool_calls": calls} if calls else {}))
     return made
 
 

@@ -63,7 +63,8 @@ class Structure:
     """
 
     def __init__(self, model: Any) -> None:
-        self._parts = [(part, type(part), _freeze(part.__dict__)) for part in walk_decoder(model).values() if part is not model]
+        parts = [part for part in walk_decoder(model).values() if part is not model]
+        self._parts = [(part, type(part), _freeze(part.__dict__)) for part in parts]
         self._kind, self._root = type(model), _freeze_root(model)
         configs = {id(one): one for one in (model.config, *(held.get("config") for _, _, held in self._parts))}
         self._configs = [(config, _describe(config)) for config in configs.values() if config is not None]

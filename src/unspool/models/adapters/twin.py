@@ -198,7 +198,9 @@ def _explain(model: Any) -> str:
     """Why an object can't be run natively; empty if it can."""
     kind = type(model)
     config = {"architectures": [kind.__name__]}
-    has_native = isinstance(find_family(config), DecoderFamily | PairFamily | MambaFamily | Mamba2Family | PictureFamily)
+    has_native = isinstance(
+        find_family(config), DecoderFamily | PairFamily | MambaFamily | Mamba2Family | PictureFamily
+    )
     if not kind.__module__.startswith("transformers.models.") or not has_native:
         return f"{kind.__name__} has no native model"
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):

@@ -71,9 +71,7 @@ class ImageToTextPipeline(_PicturePipeline):
 
     def _run(self, items: list[Any], settings: dict[str, Any]) -> list[Any]:
         prompt = settings.pop("prompt", None)
-        return [
-            [{"generated_text": text} for text in self._describe(item, prompt, dict(settings))] for item in items
-        ]
+        return [[{"generated_text": text} for text in self._describe(item, prompt, dict(settings))] for item in items]
 
     def _describe(self, picture: Any, prompt: str | None, settings: dict[str, Any]) -> list[str]:
         tokenizer = self._lm.tokenizer
@@ -88,9 +86,9 @@ class ImageTextToTextPipeline(_PicturePipeline):
 
     def __call__(self, images: Any = None, text: Any = None, **settings: Any) -> Any:
         """`[{"input_text": …, "generated_text": …}]` of one prompt, a list of them of several."""
-        if text is None and _is_chat(images):
-            images, text = None, images
-        elif text is None and isinstance(images, list) and images and all(map(_is_chat, images)):
+        if (text is None and _is_chat(images)) or (
+            text is None and isinstance(images, list) and images and all(map(_is_chat, images))
+        ):
             images, text = None, images
         if text is None:
             raise InputError("image-text-to-text takes a chat, or a text beside its images")

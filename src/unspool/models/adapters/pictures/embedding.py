@@ -59,9 +59,7 @@ def embed_call(
 
 
 @torch.no_grad()
-def embed_prompts(
-    family: PictureFamily, vision: Any, native: NativeModel, given: Mapping[str, Any]
-) -> EmbeddedPrompts:
+def embed_prompts(family: PictureFamily, vision: Any, native: NativeModel, given: Mapping[str, Any]) -> EmbeddedPrompts:
     """Read the pictures once: their embeddings among those of the tokens, and the tokens' places."""
     device = native.device
     ids, mask = given["input_ids"].to(device), given.get("attention_mask")

@@ -72,7 +72,9 @@ class PictureProcessor:
         """The tensors that transformers' processor returns."""
         try:
             made = self._inner(**named, return_tensors="pt")
-        except Exception as error:  # of places that are more or fewer than pictures, of sizes that a model has no use for
+        except (
+            Exception
+        ) as error:  # of places that are more or fewer than pictures, of sizes that a model has no use for
             if is_out_of_memory(error):
                 raise
             raise InputError(
@@ -83,7 +85,7 @@ class PictureProcessor:
 
 
 def _load(transformers: Any, folder: Path) -> Any:
-    """transformers' processor of a folder; the one of pictures alone where torchvision, which videos need, is missing."""
+    """transformers' processor of a folder; that of pictures alone where torchvision, which videos need, is missing."""
     named = {"trust_remote_code": False, "local_files_only": True}
     if transformers.utils.is_torchvision_available():
         return transformers.AutoProcessor.from_pretrained(folder, **named)
@@ -110,7 +112,7 @@ def _without_videos(transformers: Any, kind: Any) -> Any:
 
     class OfPictures(kind):  # type: ignore[misc]  # a class of transformers
         @classmethod
-        def _get_arguments_from_pretrained(cls, folder: Any, processor_dict: Any = None, **kwargs: Any) -> list[Any]:
+        def _get_arguments_from_pretrained(cls, folder: Any, _: Any = None, **kwargs: Any) -> list[Any]:
             found: list[Any] = []
             for name in cls.get_attributes():
                 if name == "tokenizer":
