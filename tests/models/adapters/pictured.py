@@ -143,9 +143,9 @@ def save_pictured(name: str, folder: Path) -> Path:
     make_pictured(name).save_pretrained(folder)
     tokenizer = _make_tokenizer(_TOKENS[name], _TEMPLATE.replace("MARK", _MARKS[name]))
     if name == "qwen2_vl":  # its processor is not made without torchvision, which reads videos
-        transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 112 * 112}).save_pretrained(
-            folder
-        )
+        transformers.Qwen2VLImageProcessorPil(
+            size={"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
+        ).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         file = folder / "preprocessor_config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "processor_class": "Qwen2VLProcessor"}))
