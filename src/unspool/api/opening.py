@@ -115,10 +115,10 @@ def _open_object(
     if runs_natively(model, everything["native"]):
         seen = embed_call(model, inputs, {**everything, "native": None}, settings)
         if seen is not None:
-            core, prompts = seen
+            native, prompts = seen
             _take_embedded(given, prompts)
-            drop_unknown_tokens(settings, core.info.vocab_size)
-            return core, assistant, None
+            drop_unknown_tokens(settings, native.info.vocab_size)
+            return native, assistant, None
     core = open_call(model, inputs, everything, settings, everything.pop("native"))
     drop_unknown_tokens(settings, core.info.vocab_size)
     if not isinstance(core, ColumnModel):
@@ -142,7 +142,7 @@ def _take_pictures(
     reader: PictureReader | None = getattr(model, "pictures", None)
     if own is None or reader is None or not reader.is_native:
         return None
-    held = {name: kwargs.pop(name) for name in PICTURE_INPUTS if name in kwargs}
+    held: dict[str, Any] = {name: kwargs.pop(name) for name in PICTURE_INPUTS if name in kwargs}
     if held.get("pixel_values") is None:
         return None
     ids = given.input_ids if inputs is None else inputs

@@ -103,9 +103,7 @@ class AutoProcessor(Auto):
             return ImageTextProcessor(path, tokenizer)
         channels, positions = config.get("num_mel_bins"), config.get("max_source_positions")
         if type(channels) is not int or type(positions) is not int:
-            raise LoadError(
-                f"{path} is a model of neither sound nor pictures; AutoTokenizer loads the tokenizer of one that reads text"
-            )
+            raise LoadError(f"{path} reads neither sound nor pictures; AutoTokenizer loads a text model's tokenizer")
         if not 0 < channels <= _MOST_CHANNELS or not 0 < positions <= _MOST_FRAMES:
             raise LoadError(f"{file} gives {channels} channels and {positions} positions, which can't be")
         settings = path / "generation_config.json"

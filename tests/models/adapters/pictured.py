@@ -123,12 +123,12 @@ def make_inputs(name: str, seed: int = 3) -> dict[str, torch.Tensor]:
         given = {"pixel_values": pixels}
     elif name == "gemma3":
         rows = [
-            words(3) + [5, *picture, 6] + words(5) + [5, *picture, 6] + words(2),
-            words(6) + [5, *picture, 6] + words(3),
+            [*words(3), 5, *picture, 6, *words(5), 5, *picture, 6, *words(2)],
+            [*words(6), 5, *picture, 6, *words(3)],
         ]
         given = {"pixel_values": numbers(3, 3, 56, 56)}
     else:
-        rows = [words(3) + [5] + [PICTURE] * 6 + [6] + words(2), words(2) + [5, *picture, 6] + words(1)]
+        rows = [[*words(3), 5, *[PICTURE] * 6, 6, *words(2)], [*words(2), 5, *picture, 6, *words(1)]]
         given = {"image_grid_thw": torch.tensor([[1, 4, 6], [1, 4, 4]]), "pixel_values": numbers(40, 3 * 2 * 14 * 14)}
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])

@@ -87,7 +87,7 @@ def test_tokens_of_a_picture_see_each_other() -> None:
 
 def test_a_picture_that_is_seen_whole_is_not_read_in_pieces() -> None:
     model, inputs = keep("gemma3"), make_inputs("gemma3")
-    with pytest.raises(UnsupportedError, match="read in one pass, and `?prefill_chunk_size"):
+    with pytest.raises(UnsupportedError, match=r"read in one pass, and `?prefill_chunk_size"):
         start(model, **inputs, prefill_chunk_size=4)
     with pytest.raises(UnsupportedError, match="a quantized cache"):
         start(model, **inputs, cache_implementation="quantized")
@@ -104,7 +104,7 @@ def test_pieces_of_a_prompt_with_positions_are_the_whole() -> None:
 def test_places_and_pictures_must_fit() -> None:
     inputs = make_inputs("llava")
     inputs["pixel_values"] = inputs["pixel_values"][:1]
-    with pytest.raises(InputError, match="8 places for what pictures are made into, and .* 4 embeddings"):
+    with pytest.raises(InputError, match=r"8 places for what pictures are made into, and .* 4 embeddings"):
         unspool.generate(keep("llava"), **inputs, max_new_tokens=2)
 
 

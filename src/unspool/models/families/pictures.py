@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from unspool.errors import LoadError, UnsupportedError
+from unspool.kernels.cpu import AnyRows
 from unspool.models.assembly import Packing, Progress
 from unspool.models.decoder.model import Decoder
 from unspool.models.decoder.spec import DecoderSpec
@@ -22,7 +23,7 @@ from unspool.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3, read_qwe
 from unspool.models.native import ModelConfig
 from unspool.models.settings import Settings
 from unspool.models.sharing import SharedSource
-from unspool.models.weights import AnyRows, StoredTensor, WeightSource
+from unspool.models.weights import StoredTensor, WeightSource
 
 _PREFIXES = (
     "model.language_model.",
@@ -172,12 +173,13 @@ def _read_axes(config: Settings) -> DecoderSpec:
     assert spec.rope is not None
     num_pairs = len(spec.rope.frequencies)
     is_list = isinstance(sections, list | tuple) and all(type(one) is int and one > 0 for one in sections)
-    if not is_list or len(sections) < _NUM_AXES or sum(sections) != num_pairs:
+    counts: list[int] = list(sections) if is_list and sections is not None else []
+    if len(counts) < _NUM_AXES or sum(counts) != num_pairs:
         raise LoadError(
             f"{config.where} has mrope_section={sections!r:.80}, where whole numbers are needed that divide the "
             f"{num_pairs} pairs of a head"
         )
-    axes = tuple(place % _NUM_AXES for place, count in enumerate(sections) for _ in range(count))
+    axes = tuple(place % _NUM_AXES for place, count in enumerate(counts) for _ in range(count))
     return replace(spec, rope=replace(spec.rope, axes=axes))
 
 

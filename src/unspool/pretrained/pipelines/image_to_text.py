@@ -51,7 +51,7 @@ class _PicturePipeline(Pipeline):
             sources = images if isinstance(images, list) else [images]
             given = reader.prepare(PicturePrompt(prompt or "", [open_picture(one) for one in sources], False))
         settings.setdefault("tokenizer", lm.tokenizer)
-        made: Any = generate(reader.inner, **given, defaults={"max_new_tokens": 256}, **settings)
+        made: Any = generate(reader.inner, None, None, **{"max_new_tokens": 256, **given, **settings})
         sequences = getattr(made, "sequences", made)
         is_pair = bool(getattr(reader.inner.config, "is_encoder_decoder", False))
         start = 0 if is_pair or "input_ids" not in given else given["input_ids"].shape[1]
@@ -84,11 +84,14 @@ class ImageToTextPipeline(_PicturePipeline):
 class ImageTextToTextPipeline(_PicturePipeline):
     """Answers about pictures: chats with them, or texts that mark their places beside `images`."""
 
-    def __call__(self, images: Any = None, text: Any = None, **settings: Any) -> Any:
+    def __call__(self, inputs: Any = None, text: Any = None, *, images: Any = None, **settings: Any) -> Any:
         """`[{"input_text": …, "generated_text": …}]` of one prompt, a list of them of several."""
-        if (text is None and _is_chat(images)) or (
-            text is None and isinstance(images, list) and images and all(map(_is_chat, images))
-        ):
+        if images is None:
+            images = inputs
+        elif inputs is not None:
+            raise SettingError("the first argument and `images` are both pictures; give one of them")
+        is_several = isinstance(images, list) and bool(images) and all(map(_is_chat, images))
+        if text is None and (_is_chat(images) or is_several):
             images, text = None, images
         if text is None:
             raise InputError("image-text-to-text takes a chat, or a text beside its images")

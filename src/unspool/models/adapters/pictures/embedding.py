@@ -137,7 +137,8 @@ def _find_turns(vision: Any, ids: torch.Tensor, real: torch.Tensor, given: Mappi
     }
     find = vision.model.get_rope_index
     positions, behind = find(**_choose(find, named))  # (3, rows, width), (rows, 1)
-    return (positions - behind.reshape(1, -1, 1)).permute(1, 2, 0)
+    turns: torch.Tensor = (positions - behind.reshape(1, -1, 1)).permute(1, 2, 0)
+    return turns
 
 
 def _number_groups(is_inside: torch.Tensor) -> torch.Tensor:

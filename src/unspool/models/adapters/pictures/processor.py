@@ -99,9 +99,8 @@ def _find_class(transformers: Any, folder: Path) -> Any:
         name = held.get("processor_class")
         if isinstance(name, str) and name.endswith("Processor") and hasattr(transformers, name):
             return getattr(transformers, name)
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
-    name = PROCESSOR_MAPPING_NAMES.get(read_json_object(folder / "config.json").get("model_type"))
+    known: Mapping[Any, str | None] = transformers.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES
+    name = known.get(read_json_object(folder / "config.json").get("model_type"))
     if name is None:
         raise LoadError(f"{folder} names no processor; it needs a processor_config.json")
     return getattr(transformers, name)
