@@ -44,6 +44,8 @@ NOT_RUN = {
     ("scale.md", "ray.data.read_parquet"): "needs a cluster and a bucket: tests/ray",
     ("scale.md", "ds.map_batches"): "needs a cluster: tests/ray",
     ("serving.md", "unspool.serve("): "runs until a signal: tests/server",
+    ("voices.md", "unspool.pipeline("): "needs a trained MusicGen: tests/pretrained/test_voices.py",
+    ("voices.md", "AutoModelForTextToWaveform"): "needs a trained MusicGen: tests/pretrained/test_voices.py",
     ("transcription.md", 'unspool.load("whisper-tiny.en")'): "needs a trained Whisper: tests/real, tests/speech",
     ("transcription.md", "a smaller or distilled Whisper"): "needs a trained Whisper: tests/speech/test_drafts.py",
 }

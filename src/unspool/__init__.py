@@ -78,6 +78,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "pretrained.pipelines.base": ("Pipeline",),
     "pretrained.pipelines.opening": ("pipeline",),
     "pretrained.pictures": ("AutoModelForImageTextToText",),
+    "pretrained.voices": ("AutoModelForTextToWaveform",),
     "pretrained.processor": ("AutoProcessor",),
     "pretrained.quantization": ("BitsAndBytesConfig",),
     "pretrained.seeding": ("set_seed",),

@@ -118,6 +118,7 @@ from unspool.pretrained.pipelines.opening import pipeline as pipeline
 from unspool.pretrained.processor import AutoProcessor as AutoProcessor
 from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from unspool.pretrained.seeding import set_seed as set_seed
+from unspool.pretrained.voices import AutoModelForTextToWaveform as AutoModelForTextToWaveform
 from unspool.registry import register as register
 from unspool.server import asgi as asgi
 from unspool.server import serve as serve
@@ -148,6 +149,7 @@ __all__ = [
     "AutoModelForImageTextToText",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
+    "AutoModelForTextToWaveform",
     "AutoProcessor",
     "AutoTokenizer",
     "BayesianDetectorConfig",

@@ -32,6 +32,7 @@ from unspool.grammar.generic_tools import is_silent, write_tools
 from unspool.kernels.presence import refuse_forked
 from unspool.loading.catalogue import DEFAULT_MODEL
 from unspool.loading.model import LoadedParts, load_parts
+from unspool.models.adapters.whole import WholeObject
 from unspool.models.counting import describe_weights
 from unspool.outputs import Generation
 from unspool.speech.results import Segment
@@ -47,6 +48,8 @@ class LanguageModel:
 
     def __init__(self, parts: LoadedParts) -> None:
         self.name = parts.name
+        if isinstance(parts.model, WholeObject):
+            raise parts.model.refuse(parts.name)
         self.model = parts.model
         self.tokenizer: Tokenizer | None = parts.tokenizer
         self.model.generation_config = parts.generation_config

@@ -24,6 +24,7 @@ from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
 from unspool.models.adapters.pictures import PictureReader, read_whole_config
+from unspool.models.adapters.whole import WholeObject
 from unspool.models.assembly import Packing
 from unspool.models.native import NativeModel
 from unspool.models.paths.captured_ahead import await_triton, start_triton
@@ -49,7 +50,7 @@ class LoadedParts:
 
     name: str
     location: Path
-    model: NativeModel | Adapted
+    model: NativeModel | Adapted | WholeObject
     tokenizer: Tokenizer | None
     generation_config: GenerationConfig
     pictures: PictureReader | None = None  # what reads pictures, if the model does
@@ -66,7 +67,7 @@ class FileOrigin:
     threads: int | None
     native: bool | None
 
-    def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted:
+    def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted | WholeObject:
         """The model again, on a device, and in another dtype if one is given."""
         return load_parts(
             self.location,
@@ -169,7 +170,7 @@ def _load_parts(
     config = source.config
     if not is_gguf and not is_adapted and reads_pictures(config):
         config = read_whole_config(source.location)
-    model: NativeModel | Adapted
+    model: NativeModel | Adapted | WholeObject
     with ThreadPoolExecutor(1) as beside:  # a fifth of the time: the tokenizer is built while weights are read
         reading = beside.submit(_read_tokenizer, source)
         if is_adapted:

@@ -22,6 +22,7 @@ from unspool.text import Encoding, Tokenizer
 
 _MOST_CHANNELS, _MOST_FRAMES = 1024, 1 << 20
 _STAMP_SECONDS = 0.02
+_OF_SOUND = ("musicgen", "musicgen_melody", "speecht5", "vits")  # models whose processors read texts as tokenizers do
 
 
 class SpeechProcessor:
@@ -83,6 +84,19 @@ class SpeechProcessor:
         return text
 
 
+class TextProcessor:
+    """Makes ids of texts for a model that writes sound."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, text: Any = None, *, return_tensors: Any = "pt", **named: Any) -> Encoding:
+        """The ids and the mask of a text, or of several."""
+        if text is None:
+            raise InputError("give a text")
+        return self.tokenizer(text, return_tensors=return_tensors, **named)
+
+
 class AutoProcessor(Auto):
     """Processors of models that read sound, or pictures."""
 
@@ -101,6 +115,8 @@ class AutoProcessor(Auto):
         ):
             tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs)
             return ImageTextProcessor(path, tokenizer)
+        if config.get("model_type") in _OF_SOUND:
+            return TextProcessor(AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs))
         channels, positions = config.get("num_mel_bins"), config.get("max_source_positions")
         if type(channels) is not int or type(positions) is not int:
             raise LoadError(f"{path} reads neither sound nor pictures; AutoTokenizer loads a text model's tokenizer")

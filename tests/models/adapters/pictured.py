@@ -141,7 +141,7 @@ def make_inputs(name: str, seed: int = 3) -> dict[str, torch.Tensor]:
 def save_pictured(name: str, folder: Path) -> Path:
     """A folder with a model and its processor; needs Pillow."""
     make_pictured(name).save_pretrained(folder)
-    tokenizer = _make_tokenizer(_TOKENS[name], _TEMPLATE.replace("MARK", _MARKS[name]))
+    tokenizer = make_tokenizer(_TOKENS[name], _TEMPLATE.replace("MARK", _MARKS[name]))
     if name == "qwen2_vl":  # its processor is not made without torchvision, which reads videos
         transformers.Qwen2VLImageProcessorPil(
             size={"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
@@ -187,12 +187,17 @@ def save_captioner(folder: Path) -> Path:
     )
     transformers.GitForCausalLM(config).eval().save_pretrained(folder)
     pixels = transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    transformers.GitProcessor(image_processor=pixels, tokenizer=_make_tokenizer([], None)).save_pretrained(folder)
+    transformers.GitProcessor(image_processor=pixels, tokenizer=make_tokenizer([], None)).save_pretrained(folder)
     return folder
 
 
-def _make_tokenizer(tokens: list[str], template: str | None) -> Any:
-    names = ["<pad>", "<s>", "</s>", *tokens, *sorted(ByteLevel.alphabet())]
+def _order(character: str) -> tuple[bool, str]:
+    return not (character.islower() and character.isascii()) and character != "Ġ", character
+
+
+def make_tokenizer(tokens: list[str], template: str | None, size: int = 300) -> Any:
+    """A tokenizer of bytes, of which those beyond `size` tokens are left out."""
+    names = ["<pad>", "<s>", "</s>", *tokens, *sorted(ByteLevel.alphabet(), key=_order)][:size]
     backend = Tokenizer(models.BPE(vocab={name: place for place, name in enumerate(names)}, merges=[]))
     backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made = transformers.PreTrainedTokenizerFast(

@@ -22,7 +22,9 @@ from unspool.pretrained.pipelines.base import Pipeline
 from unspool.pretrained.pipelines.image_to_text import ImageTextToTextPipeline, ImageToTextPipeline
 from unspool.pretrained.pipelines.speech import SpeechPipeline
 from unspool.pretrained.pipelines.text_generation import TextGenerationPipeline
+from unspool.pretrained.pipelines.text_to_audio import TextToAudioPipeline
 from unspool.pretrained.pipelines.text_to_text import Text2TextPipeline
+from unspool.pretrained.voices import AutoModelForTextToWaveform
 
 _TASKS: dict[str, tuple[type[Pipeline], Any]] = {
     "text-generation": (TextGenerationPipeline, AutoModelForCausalLM),
@@ -30,6 +32,8 @@ _TASKS: dict[str, tuple[type[Pipeline], Any]] = {
     "summarization": (Text2TextPipeline, AutoModelForSeq2SeqLM),
     "translation": (Text2TextPipeline, AutoModelForSeq2SeqLM),
     "automatic-speech-recognition": (SpeechPipeline, AutoModelForSpeechSeq2Seq),
+    "text-to-speech": (TextToAudioPipeline, AutoModelForTextToWaveform),
+    "text-to-audio": (TextToAudioPipeline, AutoModelForTextToWaveform),
     "image-to-text": (ImageToTextPipeline, AutoModelForImageTextToText),
     "image-text-to-text": (ImageTextToTextPipeline, AutoModelForImageTextToText),
 }
@@ -81,12 +85,29 @@ def pipeline(
         model = auto.from_pretrained(place, **loading)
     elif loading.pop("device", None) is not None:
         model = model.to(device if device != -1 else "cpu")
+    if kind is TextToAudioPipeline:
+        return _open_voice(task, model, tokenizer, place, assistant_model, settings)
     tokenizer = _find_tokenizer(tokenizer, model, place, loading)
     if assistant_model is not None:
         settings |= _open_assistant(assistant_model, assistant_tokenizer, tokenizer, model, loading)
     elif assistant_tokenizer is not None:
         raise SettingError("`assistant_tokenizer` is a draft model's; give assistant_model too")
     return kind(task, model, tokenizer, **settings)
+
+
+def _open_voice(
+    task: str, model: Any, tokenizer: Any, place: Any, assistant: Any, settings: dict[str, Any]
+) -> TextToAudioPipeline:
+    """A pipeline for sound; the folder's processor reads its texts."""
+    if assistant is not None:
+        raise SettingError("`assistant_model` drafts texts; leave it out")
+    named = tokenizer if isinstance(tokenizer, str | PathLike) else place
+    folder = named or getattr(model, "name_or_path", "")
+    if not folder:
+        raise SettingError(
+            f"this {type(model).__name__} came without its folder, whose processor reads texts: give it as tokenizer="
+        )
+    return TextToAudioPipeline(task, model, folder, settings.pop("vocoder", None), **settings)
 
 
 def _is_translation(task: Any) -> bool:
