@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from tests.conformance.cases import load_model
 from tests.decoding.test_sampling import critical
+from tests.engine.fakes import make_lm
 from tests.fakes import FakeEncoderDecoder, FakeModel, pad_left
 from unspool import generate, stream
 from unspool.api.starting import start
@@ -365,6 +367,23 @@ def test_an_encoder_reads_the_negative_prompt(way: dict[str, Any]) -> None:
             mine, theirs = (model.score(ids, source=text).log_softmax(-1) for text in (ROWS[row], NEGATIVE[row]))
             ids.append(int((1.8 * (mine - theirs) + theirs).argmax()))
         assert tokens == ids
+
+
+@pytest.mark.parametrize("said", [{}, {"negative_prompt": ""}], ids=["nothing", "an empty text"])
+def test_without_a_negative_prompt_an_encoder_reads_an_empty_text(said: dict[str, Any]) -> None:
+    lm = make_lm(FakeEncoderDecoder(vocab=160), has_tokenizer=True)
+    assert lm.tokenizer is not None
+    lm.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    told = {"guidance_scale": 1.8, "decoder_start_token_id": 1, "max_new_tokens": 6}
+    rows = ["the cat", "stop"]
+    expected = lm.generate(rows, negative_prompt=[[2]] * 2, **told).token_ids
+    assert lm.generate(rows, **said, **told).token_ids == expected
+    assert lm.generate(rows, **{**told, "guidance_scale": 1}).token_ids != expected
+    sources = pad_right([lm.tokenizer.encode(row) for row in rows])
+    found = generate(lm.model, sources, attention_mask=(sources > 0).long(), tokenizer=lm.tokenizer, **told)
+    assert [row[1 : 1 + len(ids)] for row, ids in zip(found.tolist(), expected, strict=True)] == expected
+    with pytest.raises(SettingError, match="no tokenizer puts tokens around empty texts"):
+        make_lm(FakeEncoderDecoder(vocab=160), has_tokenizer=True).generate("the cat", **said, **told)
 
 
 def test_a_static_cache_of_the_callers_needs_room_for_both() -> None:

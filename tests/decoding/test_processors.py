@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.fakes import make_lm
 from tests.fakes import FakeModel, decode_slowly, pad_left
 from unspool import (
     GenerationConfig,
@@ -168,3 +169,14 @@ def test_processors_of_our_own_are_not_foreign() -> None:
     own = TemperatureLogitsWarper(0.5)
     assert not Hooks().has_foreign_processors and not Hooks(processors=[own]).has_foreign_processors
     assert Hooks(processors=[own, Foreign()]).has_foreign_processors
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"repetition_penalty": 1.4}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 2}], ids=str
+)
+def test_a_forced_first_token_is_that_of_a_row_whatever_stands_beside_it(way: dict[str, Any]) -> None:
+    lm, rows = make_lm(), [[1, 2, 3, 4, 5, 6, 7, 8], [5], [9, 1, 2]]
+    told = {"forced_bos_token_id": 13, "max_new_tokens": 4, "eos_token_id": None, **way}
+    found = lm.generate(rows, **told).token_ids
+    assert found[1][0] == 13
+    assert found == [lm.generate(row, **told).token_ids[0] for row in rows]

@@ -4,26 +4,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.loading.dequantizing import dequantize
+from tests.loading.dequantizing import dequantize, random_blocks
 
 from unspool.errors import UnsupportedError
 from unspool.loading.dequantize import STORED_TYPES, find_stored_type, iterate_rows
 from unspool.loading.gguf import GGUF_TYPES
 
 QUANTISED = [name for name in GGUF_TYPES if STORED_TYPES[name].unpack is not None]
-# Where a block's float16 scales lie: random bytes there are replaced by finite numbers.
-HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2]}
-HALVES |= {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
-
-
-def random_blocks(kind: str, num_rows: int, blocks_per_row: int, seed: int) -> np.ndarray:
-    numbers = np.random.default_rng(seed)
-    size = STORED_TYPES[kind].block_bytes
-    blocks = numbers.integers(0, 256, (num_rows * blocks_per_row, size), dtype=np.uint8)
-    for at in HALVES[kind]:
-        scales = numbers.standard_normal((len(blocks), 1)).astype(np.float16)
-        blocks[:, at : at + 2] = scales.view(np.uint8)
-    return blocks.reshape(num_rows, -1)
 
 
 def assert_same_bits(ours: torch.Tensor, theirs: np.ndarray) -> None:
@@ -85,5 +72,5 @@ def test_other_dtypes_are_the_float32_values_rounded() -> None:
 
 
 def test_other_formats_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"tensor 'blk.0.w' is stored as IQ2_XXS.*Q4_K"):
-        find_stored_type("IQ2_XXS", "blk.0.w", GGUF_TYPES)
+    with pytest.raises(UnsupportedError, match=r"tensor 'blk.0.w' is stored as NVFP4.*Q4_K"):
+        find_stored_type("NVFP4", "blk.0.w", GGUF_TYPES)

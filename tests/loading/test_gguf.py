@@ -148,7 +148,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, object], str]] = {
     "version 4": ({"version": 4}, "version 4"),
     "big endian": ({"version": 3 << 24}, "big-endian"),
     "split": ({"metadata": {"split.count": 3}}, "one of 3 parts"),
-    "IQ2_XXS": ({"tensors": [("blk.0.w", (256,), 16, b"\0" * 66)]}, "'blk.0.w' is stored as IQ2_XXS.*Q6_K"),
+    "NVFP4": ({"tensors": [("blk.0.w", (64,), 40, b"\0" * 36)]}, "'blk.0.w' is stored as NVFP4.*Q6_K"),
     "unknown": ({"tensors": [("w", (256,), 99, b"")]}, "unknown GGUF type 99"),
 }
 

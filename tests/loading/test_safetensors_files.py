@@ -173,8 +173,8 @@ def test_header_lengths_are_checked_against_the_file(tmp_path: Path) -> None:
 
 
 def test_other_dtypes_are_refused_by_name(tmp_path: Path) -> None:
-    write_header(tmp_path, {"w": entry("F8_E4M3", (8,))}, bytes(8))
-    with pytest.raises(UnsupportedError, match=r"'w' is stored as F8_E4M3.*BF16"):
+    write_header(tmp_path, {"w": entry("F8_E5M2", (8,))}, bytes(8))
+    with pytest.raises(UnsupportedError, match=r"'w' is stored as F8_E5M2.*BF16"):
         SafetensorsFiles(tmp_path)
 
 

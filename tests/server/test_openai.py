@@ -165,10 +165,20 @@ def test_logprobs(server: RunningServer, client: openai.OpenAI) -> None:
         for one in chunk.choices[0].logprobs.content or []
     ]
     assert streamed == told.content
-    with pytest.raises(openai.BadRequestError, match="chosen together"):
-        client.chat.completions.create(
-            model="fake", messages=HELLO, max_tokens=4, logprobs=True, extra_body={"num_beams": 2}
-        )
+    beams: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 4}
+    expected = lm.generate(HELLO, logprobs=2, **beams)
+    answer = client.chat.completions.create(
+        model="fake", messages=HELLO, max_tokens=4, logprobs=True, top_logprobs=2, extra_body={"num_beams": 3}
+    )
+    told = answer.choices[0].logprobs
+    assert told is not None and told.content is not None
+    assert [one.logprob for one in told.content] == pytest.approx([one.logprob for one in expected.logprobs[0]])
+    text = client.completions.create(
+        model="fake", prompt=["hello"], logprobs=2, n=1, best_of=3, max_tokens=4, extra_body={"num_beams": 3}
+    )
+    expected = lm.generate("hello", logprobs=2, **beams)
+    assert text.choices[0].text == expected.text and text.choices[0].logprobs is not None
+    assert text.choices[0].logprobs.token_logprobs == pytest.approx([one.logprob for one in expected.logprobs[0]])
 
 
 def test_completions(server: RunningServer, client: openai.OpenAI) -> None:

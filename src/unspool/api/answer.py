@@ -195,6 +195,8 @@ class Answer:
         """The arguments of a negative prompt: texts, chats or ids, read as the prompt is."""
         if settings.get("negative_prompt_ids") is not None:
             raise SettingError("`negative_prompt` and `negative_prompt_ids` are the same thing twice; give one of them")
+        if negative == "" and self._lm.model.info.is_encoder_decoder:
+            return {}  # which is what guidance leads away from without one
         rows = self._lm.encode(negative, chat=chat, tools=tools)
         if not all(rows):
             raise InputError("a negative prompt is empty; give at least one token, or leave it out")

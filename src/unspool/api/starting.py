@@ -147,6 +147,7 @@ def _prepare(
     if assistant is not None:
         hooks.assistant, hooks.vocabularies = assistant.model, assistant.vocabularies
         hooks.drafting_owner = assistant.owner
+    _lead_from_nothing(opened, hooks.tokenizer)
     prompts = read_prompts(opened.model, opened.given, opened.settings, hides_padding=hides_padding)
     hooks.cache = _read_cache(opened, prompts)
     prepared = opened.given.prepared
@@ -165,6 +166,18 @@ def _prepare(
         prompts = _continue(prompts, prefix_ids, core, plan, hooks)
     run = Run(core, prompts, plan, hooks)
     return _heal(run, opened, assistant) if plan.settings.token_healing else run
+
+
+def _lead_from_nothing(opened: OpenedCall, tokenizer: Any) -> None:
+    """Give guidance of an encoder-decoder without a negative prompt an empty text, as the tokenizer encodes it."""
+    given, info = opened.given, opened.model.info
+    scale = opened.settings.guidance_scale
+    if scale in (None, 1) or not info.is_encoder_decoder or info.features is not None or tokenizer is None:
+        return
+    is_silent = given.negative_prompt_ids is None and given.negative_prompt_attention_mask is None
+    if is_silent and given.prepared is None:
+        around = tokenizer("")["input_ids"]
+        given.negative_prompt_ids = [list(around)] if len(around) else None  # an encoder reads at least one token
 
 
 def _check_names(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def take_first_rows(forward: Forward, starts: Sequence[int], counts: Sequence[in
 
     states = forward.hidden_states
     if states is not None:
-        states = tuple(state.narrow(_find_rows(forward, state), 0, rows) for state in states)
+        states = tuple(state.narrow(find_rows(forward, state), 0, rows) for state in states)
     return replace(
         forward,
         hidden_states=states,
@@ -48,7 +48,7 @@ def take_position(forward: Forward, place: int, num_new: int) -> Forward:
     def pick_states(tensors: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...] | None:
         if tensors is None:
             return None
-        return tuple(tensor.narrow(_find_rows(forward, tensor) + 1, place, 1) for tensor in tensors)
+        return tuple(tensor.narrow(find_rows(forward, tensor) + 1, place, 1) for tensor in tensors)
 
     def pick_weights(tensors: tuple[torch.Tensor, ...] | None, num_later: int) -> tuple[torch.Tensor, ...] | None:
         if tensors is None:
@@ -74,7 +74,7 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     def pick_states(tensors: Any) -> Any:
         if isinstance(tensors, tuple | list):
             return type(tensors)(map(pick_states, tensors))
-        return None if tensors is None else tensors.index_select(_find_rows(forward, tensors), index)
+        return None if tensors is None else tensors.index_select(find_rows(forward, tensors), index)
 
     def pick_one(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.index_select(0, index)
@@ -92,6 +92,6 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     )
 
 
-def _find_rows(forward: Forward, state: torch.Tensor) -> int:
+def find_rows(forward: Forward, state: torch.Tensor) -> int:
     """The dimension of the rows in a layer's hidden state; columns are the next one."""
     return forward.state_rows if state.dim() == 4 else 0

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from unspool.decoding.observer import Observer
+from unspool.decoding.taken import TakenStates
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.sending import FetchedOnce, fetch_once
 from unspool.outputs import StepLayers, StepTensors, TokenLogprob
@@ -35,6 +36,7 @@ class Record:
         self._hidden: list[StepTensors] | None = [] if hidden_states else None
         self._attentions: list[StepTensors] | None = [] if attentions else None
         self._cross: list[StepTensors] = []
+        self._taken: TakenStates | None = None  # states of drafts that several rows took, behind the prompt's
         self._rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # logits and scores, one per position
         self.num_top = logprobs
         self.observer = observer  # sees every step, so that nothing of one may be skipped
@@ -61,6 +63,13 @@ class Record:
             self._attentions.append(tuple(self._put_back(one, 3) for one in weights))
             if forward.cross_attentions is not None:
                 self._cross.append(forward.cross_attentions)
+
+    def keep_taken(
+        self, forward: Forward, pads: Sequence[int], starts: Sequence[int], num_taken: Sequence[int]
+    ) -> None:
+        """Keep what the model returned for the first positions of each row that were taken of a draft."""
+        self._taken = self._taken or TakenStates.of(len(num_taken))
+        self._taken.keep(forward, pads, starts, num_taken)
 
     def _put_back(self, values: torch.Tensor, dim: int) -> torch.Tensor:
         """The prompt's columns along `dim` where the caller had them; columns behind the prompt stay."""
@@ -147,17 +156,23 @@ class Record:
     @property
     def hidden_states(self) -> StepLayers | None:
         """Hidden states: one tuple per step, of one tensor per layer."""
-        return None if self._hidden is None else tuple(self._hidden)
+        if self._hidden is None or self._taken is None:
+            return None if self._hidden is None else tuple(self._hidden)
+        return (*self._hidden, *self._taken.stack_states())
 
     @property
     def attentions(self) -> StepLayers | None:
         """Attention weights: one tuple per step, of one tensor per layer."""
-        return None if self._attentions is None else tuple(self._attentions)
+        if self._attentions is None or self._taken is None:
+            return None if self._attentions is None else tuple(self._attentions)
+        return (*self._attentions, *self._taken.stack_attentions(lambda weights: self._put_back(weights, 3)))
 
     @property
     def cross_attentions(self) -> StepLayers | None:
         """Attention weights on the encoder's states: one tuple per step, of one tensor per layer."""
-        return tuple(self._cross) if self._attentions is not None and self._cross else None
+        if self._attentions is None or not self._cross:
+            return None
+        return tuple(self._cross) if self._taken is None else (*self._cross, *self._taken.stack_cross())
 
 
 @dataclass(frozen=True, slots=True)

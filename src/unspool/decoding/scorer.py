@@ -44,6 +44,7 @@ class Scorer:
         self._copies_logits = copies_logits  # a caller's own processor may write into what it is given
         self._shows_all_rows = shows_all_rows  # and may know rows by their place: it is shown all of them
         self._given: torch.Tensor | None = None  # the last step's logits, as the processors were given them at last
+        self._logits: torch.Tensor | None = None  # as they came, if log-probabilities are asked for
         self._before: torch.Tensor | None = None  # the step's before it, if the cache can't go back to that one
         self._follow_processors(processors)
 
@@ -210,6 +211,8 @@ class Scorer:
         if ROLL_BACK not in self.reader.cache.can:
             self._before = self._given
         self._given = result.logits if self._readout.cuts else result.scores
+        if self.record.num_top is not None:
+            self._logits = result.logits
         return result
 
     def forget(self, num_steps: int) -> None:
@@ -224,15 +227,18 @@ class Scorer:
         self.record.keep_forward(forward, rows.pads(), starts, counts)
 
     # --- several positions at once -------------------------------------------------------------------
-    def keep_tried(self, forward: Forward, rows: Rows, num_taken: int, *, is_prompt: bool) -> None:
-        """Keep what a check returned for the positions of a lone row that were accepted, one entry each."""
-        if not self.record.keeps_states or num_taken == 0:
+    def keep_tried(self, forward: Forward, rows: Rows, num_taken: Sequence[int], *, is_prompt: bool) -> None:
+        """Keep what a check returned for the positions of each row that were accepted, one entry each."""
+        if not self.record.keeps_states or not any(num_taken):
             return
         if is_prompt:
             self._keep_states(forward, rows)
             return
+        if len(rows) > 1:
+            self.record.keep_taken(forward, rows.pads(), self.reader.starts, num_taken)
+            return
         num_new, start = self.reader.counts[0], self.reader.starts[0]
-        for place in range(num_taken):
+        for place in range(num_taken[0]):
             self.record.keep_forward(take_position(forward, place, num_new), rows.pads(), [start + place], [1])
 
     def foresee(self, rows: Rows, drafts: Sequence[list[int]]) -> None:
@@ -299,6 +305,12 @@ class Scorer:
     def given(self) -> torch.Tensor | None:
         """The last step's logits (rows, vocab), as the processors were given them."""
         return self._given
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """The last step's logits (rows, vocab), as the model gave them, in a call that asks for log-probabilities."""
+        assert self._logits is not None
+        return self._logits
 
     @property
     def changes_logits(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from unspool.errors import UnsupportedError
 from unspool.kernels.cpu.supers import SUPER, SUPER_BYTES, SUPER_KINDS, read_supers, split_nibbles
+from unspool.loading.codebooks import CODED
 
 CHUNK_BYTES = 8 << 20  # the size of a chunk of rows in float32
 
@@ -88,6 +89,7 @@ STORED_TYPES: dict[str, StoredType] = {
         StoredType("I8", 1, 1, dtype=torch.int8),
         StoredType("U8", 1, 1, dtype=torch.uint8),
         StoredType("BOOL", 1, 1, dtype=torch.bool),
+        StoredType("F8_E4M3", 1, 1, dtype=torch.float8_e4m3fn),
         StoredType("Q8_0", 32, 34, unpack=_unpack_q8_0),
         StoredType("Q4_0", 32, 18, unpack=_unpack_q4_0),
         StoredType("Q4_1", 32, 20, unpack=_unpack_q4_1),
@@ -97,6 +99,7 @@ STORED_TYPES: dict[str, StoredType] = {
             StoredType(name, SUPER, SUPER_BYTES[kind], unpack=_unpack_supers(name))
             for name, kind in SUPER_KINDS.items()
         ),
+        *(StoredType(name, kind.numbers, kind.num_bytes, unpack=kind.dequantise) for name, kind in CODED.items()),
     )
 }
 

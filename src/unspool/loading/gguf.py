@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from unspool.errors import LoadError, UnsupportedError
+from unspool.loading.codebooks import CODED
 from unspool.loading.dequantize import find_stored_type
 from unspool.loading.mapping import MappedFile, MappedTensors, TensorLocation
 from unspool.loading.tensors import TensorInfo
 
-GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", *CODED)
 
 _TYPE_NAMES = {  # in the rows of a table
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",

@@ -12,6 +12,7 @@ import torch
 
 from unspool.errors import LoadError, UnspoolError
 from unspool.kernels.cpu import AnyRows, find_layouts, read_blocks, read_stored, read_supers
+from unspool.loading.codebooks import CODED, read_coded
 from unspool.loading.dequantize import CHUNK_BYTES, STORED_TYPES, StoredType, iterate_rows
 from unspool.loading.staging import Staging
 from unspool.loading.tensors import TensorInfo
@@ -178,6 +179,8 @@ class MappedTensors:
                 self._check_numbers(name, chunk)
 
     def _check_numbers(self, name: str, chunk: torch.Tensor) -> None:
+        if chunk.dtype == torch.float8_e4m3fn:
+            chunk = chunk.half()  # which has operators
         # One NaN makes the sum NaN. Infinities and overflow can do so too, hence the second, slower look.
         if chunk.is_floating_point() and not chunk.sum(dtype=torch.float32).isfinite() and chunk.isnan().any():
             self._refuse_nan(name)
@@ -192,11 +195,13 @@ class MappedTensors:
         """A quantised tensor's own blocks, if they have a form that products read; NaN is refused."""
         info, raw = self.info(name), self.raw(name)
         library = find_layouts()
-        if library is not None:
-            try:
+        try:
+            if info.stored in CODED:
+                return read_coded(raw, info.stored, info.shape)
+            if library is not None:
                 return read_stored(library, raw, info.stored, info.shape)
-            except FloatingPointError:
-                self._refuse_nan(name)
+        except FloatingPointError:
+            self._refuse_nan(name)
         found = read_supers(raw, info.stored, info.shape) or read_blocks(raw, info.stored, info.shape)
         for halves in found.halves if found is not None else ():
             self._check_numbers(name, halves)

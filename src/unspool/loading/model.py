@@ -20,6 +20,7 @@ from unspool.kernels.presence import has_triton, refuse_forked
 from unspool.kernels.torch_threads import one_thread, set_torch_threads
 from unspool.loading.digests import digest_model, sample_weights
 from unspool.loading.hub import NO_OPTIONS, HubOptions
+from unspool.loading.quantised import QuantisedTensors
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
@@ -221,6 +222,11 @@ def _choose_adapter(native: bool | None, source: OpenedModel, quantize: str | No
             raise UnsupportedError("native=False has transformers read a folder, and this is a GGUF file; leave it out")
         return False
     is_adapted = find_family(source.config) is None if native is None else not native
+    if is_adapted and isinstance(source.tensors, QuantisedTensors):
+        raise UnsupportedError(
+            f"its weights are quantised by {source.tensors.method}, which is read for native models, and "
+            f"{name_architecture(source.config)} runs through transformers; use the unquantised checkpoint"
+        )
     if is_adapted and quantize not in ("auto", None):
         raise UnsupportedError(
             f"quantize={quantize!r} packs the weights of native models, and {name_architecture(source.config)} runs "
@@ -251,12 +257,18 @@ def _choose_packing(
         if device.type == "cpu" and dtype not in (None, torch.float32):
             raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
         return "int8" if quantize == "int8" else "int4"
-    is_quantised = source.kind == "gguf" and any(
-        source.tensors.info(name).stored not in _STORED for name in source.tensors.names()
-    )
+    is_quantised = _has_integers(source)
     has_products = find_library() is not None if device.type == "cpu" else device.type == "cuda" and has_triton()
     can_use = has_products and dtype is None
-    return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=True) else None
+    return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=source.kind == "gguf") else None
+
+
+def _has_integers(source: OpenedModel) -> bool:
+    """Whether the files have matrices as whole numbers of few bits."""
+    tensors = source.tensors
+    if isinstance(tensors, QuantisedTensors):
+        return tensors.has_integers
+    return source.kind == "gguf" and any(tensors.info(name).stored not in _STORED for name in tensors.names())
 
 
 def _use_threads(threads: int | None) -> None:
@@ -312,6 +324,8 @@ def _choose_dtype(source: OpenedModel, device: torch.device) -> torch.dtype:
     """float32 on a CPU, where half precision is slow; on a GPU the dtype of most stored weights."""
     if device.type == "cpu":
         return torch.float32
-    stored = [source.tensors.info(name) for name in source.tensors.names()]
+    tensors = source.tensors
+    names = tensors.plain_names if isinstance(tensors, QuantisedTensors) else tensors.names()
+    stored = [tensors.info(name) for name in names]
     largest = max(stored, key=lambda tensor: tensor.nbytes)
     return _STORED.get(largest.stored, torch.bfloat16)

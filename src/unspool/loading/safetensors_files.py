@@ -16,7 +16,7 @@ from unspool.loading.mapping import MappedFile, MappedTensors, TensorLocation
 from unspool.loading.tensors import TensorInfo
 from unspool.small_files import parse_json_object, read_json_object
 
-SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3")
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -14,6 +14,7 @@ from unspool.errors import LoadError, ModelNotFoundError, SettingError, excerpt
 from unspool.loading.catalogue import describe_unknown, find_entry, find_model
 from unspool.loading.gguf import GGUFFile
 from unspool.loading.hub import NO_OPTIONS, HubOptions, fetch, parse_hub_name
+from unspool.loading.quantised import open_quantised
 from unspool.loading.safetensors_files import PICKLE_SUFFIXES, SafetensorsFiles, refuse_pickle
 from unspool.loading.tensors import TensorFile
 from unspool.numeric import is_number, is_token_id
@@ -164,13 +165,14 @@ def _open_folder(folder: Path) -> OpenedModel:
     if not config.is_file():
         raise LoadError(f"{folder} has weights and no config.json, which says what model they are")
     generation = folder / "generation_config.json"
+    settings, weights = open_quantised(read_json_object(config), tensors, folder)
     return OpenedModel(
         location=folder,
         kind="folder",
-        config=read_json_object(config),
+        config=settings,
         # A bias may be -Infinity; other values are checked when they are used.
         generation_config=read_json_object(generation, allows_infinity=True) if generation.is_file() else {},
-        tensors=tensors,
+        tensors=weights,
         files={name: folder / name for name in SMALL_FILES if (folder / name).is_file()},
     )
 

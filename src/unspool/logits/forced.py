@@ -25,11 +25,16 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
         self._tokens = TokenIds("bos_token_id", bos_token_id)
 
     def __call__(
-        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        pads: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The scores, at a text of one token with all but the forced one at -inf."""
-        if starts is not None:
-            return torch.where(input_ids.shape[-1] - starts[:, None] == 1, _force(scores, self._tokens), scores)
+        before = pads if starts is None else starts
+        if before is not None:
+            return torch.where(input_ids.shape[-1] - before[:, None] == 1, _force(scores, self._tokens), scores)
         return _force(scores, self._tokens) if input_ids.shape[-1] == 1 else scores
 
     def find_forbidden(self, width: int) -> Sequence[int] | None:

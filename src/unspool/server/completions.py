@@ -36,13 +36,9 @@ class CompletionDialect(OpenAIErrors):
         order.logprobs, order.echo = logprobs, echo
         if order.num_drawn > order.num_choices and order.stream:
             raise refuse_field("best_of", "`best_of` is known at the end, and a stream can't wait for it")
-        if logprobs is not None or order.num_drawn > order.num_choices:
-            if order.settings.get("num_beams", 1) == 1:
-                order.settings["logprobs"] = logprobs or 0
-            elif logprobs is not None:
-                raise refuse_field(
-                    "logprobs", "`logprobs` does not go with num_beams: a beam's tokens are chosen together"
-                )
+        is_ranked = order.num_drawn > order.num_choices and order.settings.get("num_beams", 1) == 1
+        if logprobs is not None or is_ranked:
+            order.settings["logprobs"] = logprobs or 0
         if echo and logprobs is not None:
             if order.stream:
                 raise refuse_field("echo", "`echo` with logprobs is known when the prompt is read; leave out stream")

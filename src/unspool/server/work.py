@@ -177,7 +177,7 @@ class Work:
         rows = list(range(len(result.texts)))
         if len(rows) == 1:
             return rows * order.num_choices
-        if len(rows) > order.num_choices and result.logprobs is not None:
+        if len(rows) > order.num_choices and result.logprobs is not None and order.settings.get("num_beams", 1) == 1:
             means = [_find_mean(logprobs) for logprobs in result.logprobs]
             rows.sort(key=lambda row: -means[row])
         return rows[: order.num_choices]

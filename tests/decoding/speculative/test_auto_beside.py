@@ -19,7 +19,6 @@ BESIDE: dict[str, dict[str, Any]] = {
     "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
     "mirostat": {"do_sample": True, "mirostat_tau": 3.0, "seed": [3, 4]},
     "no cache": {"use_cache": False},
-    "states of rows": {"return_dict_in_generate": True, "output_hidden_states": True},
 }
 
 

@@ -28,16 +28,6 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
 IDS = [[5, 6, 7, 8, 9, 4, 11, 3, 17], [1, 9, 8, 7, 33, 21, 60, 44, 2]]
 
 
-# What the adapter, which then answers, does not follow: GPT-2's and Gemma 2's attention is given a mask, where the
-# object's own generate gives none and asks whether it is causal; and an attention for which transformers makes no masks
-# sees windows there only because transformers' cache drops keys, which ours keeps.
-UNLIKE = {
-    *((name, family) for name in ("flip_truth_values", "flip_causality") for family in ("gpt2", "gemma2")),
-    *(("replace_the_making_of_masks", family) for family in ("gpt2", "gemma2")),
-    *(("register_an_attention", family) for family in ("mistral", "gemma2")),
-}
-
-
 def make(family: str, device: str = "cpu", dtype: torch.dtype = torch.float32, *, is_narrow: bool = False) -> Any:
     """An object with random weights that the family's native model answers for; `is_narrow`: of 16 bits, in 32."""
     kind, sizes = (FAMILIES | PAIRS)[family]

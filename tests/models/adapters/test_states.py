@@ -44,7 +44,7 @@ def test_drafts_that_are_partly_right_change_nothing(name: str, is_whole: bool, 
     assistant = shake(deepcopy(model), UNLIKE.get(name, 0.02))
     plain = unspool.generate(model, PROMPT, native=native, **NEW)
     told = {"assistant_model": assistant, "num_assistant_tokens": 3, "return_dict_in_generate": is_whole}
-    for num_new in range(4, 15):  # a text's last token is read alone
+    for num_new in (4, 5, 6, 9, 14):  # a text's last token is read alone
         settings = {**NEW, **told, "max_new_tokens": num_new}
         found = unspool.generate(model, PROMPT, native=native, **settings)
         assert torch.equal(found.sequences if is_whole else found, plain[:, : PROMPT.shape[1] + num_new])

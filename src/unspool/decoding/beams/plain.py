@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from unspool.decoding.alone import Shown
+from unspool.decoding.beams.reports import make_reports
 from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import Drawing, Listed, find_candidates
 from unspool.decoding.beams.settings import NEVER, BeamSettings
@@ -96,6 +97,7 @@ class PlainBeams:
         start = [0.0] + [NEVER] * (settings.num_beams - 1)  # the beams of a prompt must not all start alike
         num_prompts = len(rows) // settings.num_beams
         self._searches = [Search([Beam([], [], score) for score in start]) for _ in range(num_prompts)]
+        self.reports = make_reports(scorer, settings, num_prompts)
         self._active = list(range(num_prompts))  # prompts that have rows: all, or those whose search goes on
         self._rows_may_leave = rows_may_leave
         self._num_tokens = 0
@@ -129,6 +131,11 @@ class PlainBeams:
         listed: Listed = (found, continued, totals)
         parents = self._advance_all(listed, self._explain_ends(listed[0], listed[1]), self._explain_no_token)
         chosen = [beam.tokens[-1] for search in self._list_active() for beam in search.running]
+        if self.reports is not None:
+            first_rows = range(0, len(rows), settings.num_beams)
+            offered = zip(first_rows, continued, found, strict=True)
+            pairs = [(first + beam, token) for first, *both in offered for beam, token in zip(*both, strict=True)]
+            self.reports.note(scorer.logits, pairs, parents, chosen)
         return Moves(parents, send(chosen, rows.device))
 
     def advance(self, listed: Listed, width: int, explain: Callable[[int], NoTokenLeftError]) -> list[int]:
@@ -201,6 +208,8 @@ class PlainBeams:
         staying = [place * num_beams + beam for place in going for beam in range(num_beams)]
         self._rows.select(staying)
         self._scorer.keep_rows(staying)
+        if self.reports is not None:
+            self.reports.keep_rows(staying)
         self._active = [self._active[place] for place in going]
 
     def _list_active(self) -> list[Search]:

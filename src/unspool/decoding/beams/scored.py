@@ -14,6 +14,7 @@ from unspool.beams.offers import BeamOffers, list_offers, pack_offers, read_offe
 from unspool.beams.result import pick_best
 from unspool.beams.scorer import BeamSearchScorer, HypothesisScorer, RunningBeams
 from unspool.decoding.beams.notes import VerdictNotes
+from unspool.decoding.beams.reports import make_reports
 from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import (
     Best,
@@ -53,6 +54,8 @@ class ScoredBeams:
         self._prompts_on_host: torch.Tensor | None = None
         self._num_prompts = len(rows) // settings.num_beams
         self._size = settings.num_beams // settings.num_groups
+        self.reports = make_reports(scorer, settings, self._num_prompts)
+        self._offered: list[tuple[int, int]] = []  # rows and tokens of the step's candidates, to report them
         self._trace = trace
         self._notes = None if trace is None else VerdictNotes(trace, judge, settings.eos_token_ids, self._explain_end)
         self._num_tokens = 0
@@ -82,6 +85,9 @@ class ScoredBeams:
         """Note what every row goes on from, its next token and its log-probability."""
         self._written = [(*self._written[parent], token) for parent, token in zip(parents, tokens, strict=True)]
         self._totals = list(totals)
+        if self.reports is not None:
+            self.reports.note(self._scorer.logits, self._offered, parents, tokens)
+            self._offered = []
 
     def _read_ids(self) -> torch.Tensor:
         """The rows' sequences on the host: prompts, and what is written."""
@@ -132,6 +138,15 @@ class ScoredBeams:
             is_stuck = max(totals) <= NEVER / 2 and not self._judge.finished(prompt, group)
             if (spoilt is not None or is_stuck) and not self._judge.is_over(prompt, group):
                 raise self._scorer.explain_no_token(self._rows, places[prompt * self._size + (spoilt or 0)])
+
+    def _offer(self, tokens: torch.Tensor, beams: torch.Tensor, places: Sequence[int]) -> None:
+        """Note a step's candidates, (prompts, candidates) each, if they may have to be reported: `beams` count from the
+        first row of each prompt, of those that stand at `places`."""
+        if self.reports is None:
+            return
+        for prompt, both in enumerate(zip(beams.tolist(), tokens.tolist(), strict=True)):
+            first = prompt * self._size
+            self._offered += [(places[first + beam], token) for beam, token in zip(*both, strict=True)]
 
     def _stay_home(self, place: int, source: int) -> int:
         """The row to go on from: the scorer sends rows of prompts that are done to row 0, where they have no place."""
@@ -238,7 +253,8 @@ class GroupBeams(ScoredBeams):
         self._places = [send(group, self._rows.device) for group in self._groups]
         self._ends = send(self._settings.eos_token_ids, self._rows.device)
         self._end_ids = frozenset(self._settings.eos_token_ids)
-        self._penalty = self._scorer.diversity if self._notes is None else None  # if it can be left to the choice
+        is_watched = self._notes is not None or self.reports is not None
+        self._penalty = None if is_watched else self._scorer.diversity  # if it can be left to the choice
 
     def choose(self) -> Moves:
         """What all groups go on with: decided at once where nothing but the penalty tells them apart."""
@@ -298,6 +314,7 @@ class GroupBeams(ScoredBeams):
         for number, (best, tokens, beams) in enumerate(self._read_groups(current, running, goes_on)):
             group = self._groups[number]
             self._check_candidates(best.tolist(), beams.tolist(), number, group)
+            self._offer(tokens, beams, group)
             if self._notes is not None:
                 self._notes.look(number)
             offers = read_offers(
@@ -370,6 +387,7 @@ class ConstrainedBeams(ScoredBeams):
         num_beams = self._settings.num_beams
         best, tokens, beams = read_best(scores, running, num_beams, self._settings.num_candidates)
         self._check_candidates(best.tolist(), beams.tolist(), 0, range(len(rows)))
+        self._offer(tokens, beams, range(len(rows)))
         if self._notes is not None:
             self._notes.look(0)
         verdict = self._judge.process(

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from unspool.decoding.beams.agreement import Agreement
+from unspool.decoding.beams.reports import BeamReports
 from unspool.decoding.loop import Emitted, LiveBeam, Result
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
@@ -34,6 +35,9 @@ class MovedTokens(NamedTuple):
 
 class Beams(Protocol):
     """The beams of every prompt: which go on, which have ended, and which are returned."""
+
+    reports: BeamReports | None
+    """Log-probabilities of what may be returned, if they are asked for."""
 
     def is_done(self) -> bool:
         """Whether every prompt's search has ended."""
@@ -100,6 +104,8 @@ class BeamTurns:
         emitted = Emitted({}, {})
         for prompt in range(self._num_prompts):
             self._agreement.add(emitted, prompt, beams.list_live(prompt), beams.list_returned(prompt))
+        if beams.reports is not None:
+            emitted.logprobs = {row: beams.reports.take(row, tokens) for row, tokens in emitted.tokens.items()}
         if self._shows_table:
             table = [beams.list_table(prompt) for prompt in range(self._num_prompts)]
             emitted.beams = table if any(table) else None

@@ -89,7 +89,7 @@ class SpeculativeTurns:
             tried = self.scorer.reader.try_tokens(rows, draft.tokens, draft.counts, is_live)
             emitted, accepted = self._take(draft, tried, is_live)
             if tried.forward is not None:
-                num_taken = sum(map(len, emitted.tokens.values()))
+                num_taken = [len(emitted.tokens.get(number, ())) for number in rows.numbers]
                 self.scorer.keep_tried(tried.forward, rows, num_taken, is_prompt=is_fresh)
             self.scorer.reader.settle(rows)
         self.drafter.observe(rows, draft, accepted)

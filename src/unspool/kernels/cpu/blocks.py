@@ -82,6 +82,12 @@ def read_halves(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[:, :, at : at + 2].clone(memory_format=torch.contiguous_format).view(torch.float16).squeeze(2)
 
 
+def round_halves(numbers: torch.Tensor) -> torch.Tensor | None:
+    """Numbers as float16, rounded by 1/2048 at most; None if one is too large or too small for that."""
+    halves = numbers.half()
+    return halves if bool(((halves.float() - numbers).abs() <= numbers.abs() * 2.0**-11).all()) else None
+
+
 def quantise_rows(weight: torch.Tensor, kind: Kind) -> Blocks:
     """The nearest blocks to a matrix of numbers (rows, columns): symmetric with 8 bits, from a block's minimum
     to its maximum with 4."""

@@ -27,7 +27,7 @@ from unspool.models.adapters.kept import find_kept
 from unspool.models.adapters.modules import find_misplaced, walk
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
 from unspool.models.adapters.settings import ObjectSettings, convert_settings, name_static_kind
-from unspool.models.adapters.twin import find_twin, keeps_states
+from unspool.models.adapters.twin import TwinAnswer, explain_change, find_twin, keeps_states
 from unspool.models.native import NativeModel
 from unspool.plan import find_marking_pad
 
@@ -175,21 +175,23 @@ def open_call(
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
     native = runs_natively(model, native)
-    why, unlike = _explain_call(model, given, settings), ""
+    why, found = _explain_call(model, given, settings), TwinAnswer(None)
     if why is None and native and keeps_states(model) and _hides_states(inputs, given, settings):
-        twin, unlike = find_twin(model)
-        if twin is not None:
-            return twin
+        found = find_twin(model)
+        if found.native is not None:
+            return found.native
     why = why or _explain_adapter(model, inputs, given, settings)
-    if why is not None and unlike:
-        why = f"{why}; {unlike}"
+    if why is not None and found.reason:
+        why = f"{why}; {found.reason}"
     if why is None:
         reason = _explain_cache(model, inputs, given, settings) if native else ""
-        twin, reason = (None, reason) if reason or not native else find_twin(model)
-        if twin is not None:
-            return twin
-        adapter = adapt(model)
+        found = find_twin(model) if native and not reason else _find_change(model)
+        if found.native is not None:
+            return found.native
+        adapter, reason = adapt(model), reason or found.reason
         why = _explain_parts(model) or _explain_keys(adapter, settings)
+        if why is None and found.is_changed and _goes_in_columns(given, settings):
+            why = found.reason
         if why is None:
             adapter.why_not_native = reason
             return adapter
@@ -197,6 +199,21 @@ def open_call(
     if settings.compile_config is not None or settings.compile:
         core.call.compiling = settings.compile_config
     return core
+
+
+def _find_change(model: Any) -> TwinAnswer:
+    """What of an object is not as its class says, where no native model is asked for."""
+    reason = explain_change(model)
+    return TwinAnswer(None, reason, is_changed=bool(reason))
+
+
+def _goes_in_columns(given: Mapping[str, Any], settings: GenerationConfig) -> bool:
+    """Whether an object that was changed can run as transformers runs it: code that was put into it may look at the
+    columns of a batch, its mask, or its cache, which are others over ours. What transformers has no form of runs over
+    ours all the same."""
+    is_ours = isinstance(given.get("past_key_values"), Cache)
+    is_theirs = settings.cache_implementation in (None, "dynamic", *_STATIC, "offloaded")
+    return not is_ours and is_theirs and settings.prompt_logprobs is None and settings.prefill_chunk_size is None
 
 
 def _explain_call(model: Any, given: Mapping[str, Any], settings: GenerationConfig) -> str | None:

@@ -6,10 +6,12 @@ identity, so that a later call compares a few hundred names.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from torch import nn
 
 _ORIGINS: Final = ("transformers", "torch")
 _MODELS: Final = "transformers.models."
+_READ: Final = ("transformers.", "torch.nn.modules.")  # the modules of which the names that functions use are looked at
 _MISSING: Final = object()
 # What unspool itself puts into classes, and what Python adds to them.
 _OWN_NAMES: Final = frozenset({"generate", "__copy__", "_unspool_kept"})
@@ -47,6 +50,10 @@ class Originals:
                 if base not in self._classes:
                     self._classes[base] = dict(vars(base))
                     self._look_at_class(base)
+        for base in _list_caches():
+            self._classes[base] = dict(vars(base))
+            for name, value in vars(base).items():
+                self._look_at_member(base, name, value)
         for base in self._classes:
             if base.__module__.startswith("transformers.") and not base.__module__.startswith(_MODELS):
                 for name in self.used & vars(base).keys() - _OWN_NAMES:
@@ -121,7 +128,7 @@ class Originals:
         if id(function) in self._codes:
             return
         self._codes[id(function)] = (function, function.__code__)
-        if not _find_home(function).startswith("transformers."):
+        if not _find_home(function).startswith(_READ):
             return
         used = set(_find_names(function.__code__))
         self.used |= used
@@ -165,6 +172,8 @@ class Originals:
         elif name in _find_codes(module):
             if not self._look_at(value, name, module):
                 self._note(f"{module}.{name} is not transformers' own")
+        elif _find_imports(module).get(name, value.__name__) != value.__name__:
+            self._note(f"{module}.{name} is {value.__name__}")
         elif id(value) not in self._codes and not self._look_at(value, value.__qualname__, home):
             self._note(f"{module}.{name} is not transformers' own")
 
@@ -193,6 +202,14 @@ class Originals:
             self._names.setdefault(0, (space, {}))[1][name] = value
         else:
             self._names.setdefault(id(space), (space, {}))[1][name] = value
+
+
+@lru_cache(maxsize=1)
+def _list_caches() -> tuple[type, ...]:
+    """transformers' caches and their layers, to which an object's own forward gives its keys."""
+    module = sys.modules.get("transformers.cache_utils")
+    kinds = () if module is None else (value for value in vars(module).values() if isinstance(value, type))
+    return tuple(kind for kind in kinds if kind.__module__ == "transformers.cache_utils")
 
 
 def _reach(function: FunctionType, most: int = 20) -> Iterator[FunctionType]:
@@ -238,13 +255,25 @@ def _find_codes(module: str) -> dict[str, list[CodeType]]:
         whole = loader.get_code(module)  # type: ignore[union-attr]  # what has none raises, as what has no file
     except (AttributeError, ImportError, OSError, SyntaxError, ValueError):
         return {}
-    found: dict[str, list[CodeType]] = {}
+    found: dict[str, list[CodeType]] = {"<module>": [whole]}
     ahead = [whole]
     while ahead:
         for inner in ahead.pop().co_consts:
             if isinstance(inner, CodeType):
                 found.setdefault(inner.co_qualname, []).append(inner)
                 ahead.append(inner)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _find_imports(module: str) -> dict[str, str]:
+    """What a module's file imports by name: under which name, and what it is called there."""
+    found: dict[str, str] = {}
+    for code in _find_codes(module).get("<module>", ()):
+        steps = list(dis.get_instructions(code))
+        for one, after in pairwise(steps):
+            if one.opname == "IMPORT_FROM" and after.opname.startswith("STORE_"):
+                found[after.argval] = one.argval
     return found
 
 

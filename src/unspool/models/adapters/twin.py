@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,15 +54,24 @@ class Twin:
         return self._numbers is None or self._numbers.are_same()
 
 
-def find_twin(model: Any) -> tuple[NativeModel | None, str]:
-    """The native model over an object's parameters, built once; or None, and why there is none."""
+@dataclass(frozen=True, slots=True)
+class TwinAnswer:
+    """The native model over an object's parameters; or None, and why there is none."""
+
+    native: NativeModel | None
+    reason: str = ""
+    is_changed: bool = False  # the reason is that the object, or what is around the call, is not as its class says
+
+
+def find_twin(model: Any) -> TwinAnswer:
+    """The native model over an object's parameters, built once, if the object is what its class says."""
     reason = _explain(model)
     if reason:
         drop_twin(model)
-        return None, reason
+        return TwinAnswer(None, reason)
     reason = explain_context(model)  # which may be over after this call
     if reason:
-        return None, reason
+        return TwinAnswer(None, reason, is_changed=True)
     kept = find_kept(model)
     known: Twin | None = kept.get("native")
     if known is None or not known.structure.is_current(model):
@@ -70,7 +80,22 @@ def find_twin(model: Any) -> tuple[NativeModel | None, str]:
     elif not known.has_same_numbers():
         known.build(model)
     reason = known.reason or known.structure.explain_mode(model)
-    return (None, reason) if reason else (known.native, "")
+    return TwinAnswer(None, reason, is_changed=True) if reason else TwinAnswer(known.native)
+
+
+def explain_change(model: Any) -> str:
+    """What of an object, or around the call, is not as its class says; empty if nothing is, or that is not known."""
+    if _explain(model):
+        return ""
+    reason = explain_context(model)
+    if reason:
+        return reason
+    kept = find_kept(model)
+    twin: Twin | None = kept.get("native")
+    known: Structure | None = kept.get("structure") if twin is None else twin.structure
+    if known is None or not known.is_current(model):
+        known = kept["structure"] = Structure(model)
+    return known.reason or known.explain_mode(model)
 
 
 def keeps_states(model: Any) -> bool:

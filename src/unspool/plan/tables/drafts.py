@@ -59,9 +59,10 @@ def _count_rows(facts: Facts) -> int:
 def _drafted_states(name: str) -> CallMethod:
     return CallMethod(
         name,
-        f"{{{name}}} gives one entry per step, and a drafter lets rows take different numbers of tokens; decode one "
-        "row at a time, or without a drafter",
-        (CallPair(lambda facts: _count_rows(facts) > 1, ""),),
+        f"{{{name}}} gives one entry per step, and this model runs over transformers' caches, where rows take "
+        "different numbers of drafted tokens in columns that others skip; decode one row at a time, or "
+        "without a drafter",
+        (CallPair(lambda facts: _count_rows(facts) > 1 and "whole_prompts" in facts.info.can, ""),),
     )
 
 

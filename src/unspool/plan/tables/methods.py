@@ -57,7 +57,8 @@ GUIDANCE = CallMethod(
         ),
         CallPair(
             lambda facts: _has_encoder(facts) and not facts.shape.has_negative,
-            "an encoder must read something in place of the prompt; pass negative_prompt_ids (or negative_prompt)",
+            "an encoder must read something in place of the prompt, and no tokenizer puts tokens around empty texts; "
+            "pass negative_prompt_ids (or negative_prompt)",
         ),
         CallPair(
             lambda facts: _has_encoder(facts) and facts.shape.has_cache,
@@ -100,7 +101,6 @@ BEAMS = CallMethod(
     "num_beams",
     "{name} does not go with {num_beams:is {settings.num_beams}}: {why}; leave one of them out",
     (
-        CallPair("logprobs", "a beam's tokens are chosen together"),
         CallPair("mirostat_tau", "its state follows one sequence, and beams branch"),
         CallPair(
             lambda facts: facts.num_beams % facts.num_groups != 0,

@@ -107,7 +107,7 @@ def _open_voice(
         raise SettingError(
             f"this {type(model).__name__} came without its folder, whose processor reads texts: give it as tokenizer="
         )
-    return TextToAudioPipeline(task, model, folder, settings.pop("vocoder", None), **settings)
+    return TextToAudioPipeline(task, model, str(folder), settings.pop("vocoder", None), **settings)
 
 
 def _is_translation(task: Any) -> bool:

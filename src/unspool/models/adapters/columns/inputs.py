@@ -21,6 +21,8 @@ class PassInputs:
         self._model, self._description, self._is_pair = model, description, is_pair
         prefix = "decoder_" if is_pair else ""
         self.managed = (f"{prefix}attention_mask", f"{prefix}position_ids")  # they follow from the columns
+        # From 5.20 on, generate() gives a model no mask of ones, and attention asks whether it is causal instead.
+        self._leaves_out_ones = "_mask_length" in inspect.unwrap(_find_base(model).generate).__code__.co_names
 
     def make(self, cache: ColumnCache, num_asked: int, *, is_first: bool) -> dict[str, Any]:
         """The arguments of a pass over the last `num_asked` columns."""
@@ -32,7 +34,8 @@ class PassInputs:
         if self._is_pair:
             takes_mask = mask_name in cache.first_inputs or not bool(columns.mask.all())
         if takes_mask:
-            inputs[mask_name] = columns.mask.long()
+            is_left_out = not self._is_pair and self._leaves_out_ones and bool(columns.mask.all())
+            inputs[mask_name] = None if is_left_out else columns.mask.long()
         if columns.positions is not None:
             inputs[position_name] = columns.positions
         known = inspect.signature(_find_base(self._model).prepare_inputs_for_generation).parameters

@@ -1,0 +1,5 @@
+"""Checkpoints that other tools quantised: GPTQ, AWQ, compressed-tensors, FP8, as tensors under their plain names."""
+
+from unspool.loading.quantised.tensors import QuantisedTensors, open_quantised
+
+__all__ = ["QuantisedTensors", "open_quantised"]
