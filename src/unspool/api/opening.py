@@ -112,7 +112,7 @@ def _open_object(
 ) -> tuple[Model, Any, Any]:
     """The model, the drafting model and the cache of a call with a transformers object."""
     everything = {name: getattr(given, name) for name in MODEL_INPUTS} | dict(extra)
-    if runs_natively(model, everything["native"]):
+    if assistant is None and runs_natively(model, everything["native"]):  # a draft model has no such embeddings
         seen = embed_call(model, inputs, {**everything, "native": None}, settings)
         if seen is not None:
             native, prompts = seen

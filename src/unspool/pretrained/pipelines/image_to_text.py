@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unspool.api.calls import generate
-from unspool.api.language_model import LanguageModel
 from unspool.errors import InputError, SettingError, UnsupportedError
 from unspool.models.adapters.pictures import PicturePrompt
 from unspool.pictures import open_picture, take_pictures
-from unspool.pretrained.model import PretrainedModel
-from unspool.pretrained.pipelines.base import Pipeline
+from unspool.pretrained.pipelines.base import Pipeline, open_language_model
 
 _Chat = list[Mapping[str, Any]]
 
@@ -22,15 +20,8 @@ class _PicturePipeline(Pipeline):
 
     def __init__(self, task: str, model: Any, tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(task, model, tokenizer, **settings)
-        if isinstance(model, PretrainedModel):
-            self._lm = model.as_language_model(tokenizer)
-        elif isinstance(model, LanguageModel):
-            self._lm = model
-        else:
-            raise SettingError(
-                f"a pipeline for pictures takes a name, a path, or a model of unspool's, not a {type(model).__name__}; "
-                "for an object of transformers use unspool.generate(model, **processor(images=…, text=…))"
-            )
+        remedy = "unspool.generate(model, **processor(images=…, text=…))"
+        self._lm = open_language_model(model, tokenizer, "pictures", remedy)
         if self._lm.pictures is None:
             raise UnsupportedError(f"{self._lm.name} reads text alone; {task} takes a model that reads pictures")
 
