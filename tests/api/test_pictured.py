@@ -122,6 +122,14 @@ def test_a_captioner(folders: Any) -> None:
     assert pipe([FILE], max_new_tokens=6, num_beams=2) == [[{"generated_text": written}]]
 
 
+def test_an_object_of_transformers_is_not_stepped_in_an_engine(folders: Any) -> None:
+    with (
+        unspool.Engine(unspool.load(folders("git"))) as engine,
+        pytest.raises(UnsupportedError, match="whose passes no engine shares"),
+    ):
+        engine.submit(images=FILE, max_new_tokens=2)
+
+
 def test_what_can_not_be(folders: Any) -> None:
     lm = unspool.load(folders("llava"))
     broken = [{"role": "user", "content": [{"type": "image", "image": make_bomb()}]}]
