@@ -41,6 +41,8 @@ NOT_RUN = {
     ("compiling.md", "CompileConfig"): "compiles for minutes: tests/engine and tests/decoding have it on tiny models",
     ("pictures.md", "lm.generate(chat"): "needs a trained model that reads pictures: tests/api/test_pictured.py",
     ("pictures.md", "unspool.pipeline("): "needs a trained model that reads pictures: tests/api/test_pictured.py",
+    ("frameworks.md", "tf.function"): "needs TensorFlow: tests/frameworks, where it is installed",
+    ("frameworks.md", "jax.jit"): "needs JAX: tests/frameworks, where it is installed",
     ("scale.md", "ray.data.read_parquet"): "needs a cluster and a bucket: tests/ray",
     ("scale.md", "ds.map_batches"): "needs a cluster: tests/ray",
     ("serving.md", "unspool.serve("): "runs until a signal: tests/server",

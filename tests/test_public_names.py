@@ -247,13 +247,26 @@ def test_transformers_is_imported_only_by_its_adapter() -> None:
     assert {path for path in users if not path.startswith("models/adapters/")} == set()
 
 
+def is_confined(path: str) -> bool:
+    """Whether a file is the program that reads pickles in a process of its own."""
+    return path == "loading/pickled_program.py"
+
+
+def reads_no_objects(call: ast.Call) -> bool:
+    """Whether a call of numpy's reader says that it takes no pickle."""
+    return any(
+        one.arg == "allow_pickle" and isinstance(one.value, ast.Constant) and one.value.value is False
+        for one in call.keywords
+    )
+
+
 def test_nothing_is_unpickled_or_evaluated() -> None:
     forbidden_modules = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "code"}
     assert [(path, module) for path, module in list_imports() if module.split(".")[0] in forbidden_modules] == []
     bad = []
     for path, tree in parse_files(r"\b(eval|exec|__import__)\b|(?<!\.)\bcompile\b|\.\s*(load|save|system)\b"):
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
+            if not isinstance(node, ast.Call) or reads_no_objects(node) or is_confined(path):
                 continue
             if isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec", "compile", "__import__"):
                 bad.append((path, node.lineno, node.func.id))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import unspool
 from unspool import logits, plan, plugins, stopping
+from unspool.pretrained import architectures
 
 SOURCE = Path(unspool.__file__).parent
 PACKAGES: dict[str, dict[str, str]] = {
-    "__init__.pyi": {**unspool.find_homes(), "__version__": "unspool._version"},
+    "__init__.pyi": {**unspool.find_homes(), **architectures.HOMES, "__version__": "unspool._version"},
     "logits/__init__.pyi": logits.HOMES,
     "plan/__init__.pyi": plan.HOMES,
     "plugins.pyi": plugins.HOMES,

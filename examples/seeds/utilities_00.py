@@ -1,4 +1,4 @@
-from unspool import AutoTokenizer as GPT2Tokenizer, AutoModelForCausalLM as GPT2LMHeadModel
+from unspool import GPT2Tokenizer, GPT2LMHeadModel
 
 tokenizer = GPT2Tokenizer.from_pretrained("models/gpt2")
 model = GPT2LMHeadModel.from_pretrained("models/gpt2")

@@ -1,4 +1,4 @@
-from unspool import AutoProcessor, AutoModelForSpeechSeq2Seq as WhisperForConditionalGeneration
+from unspool import AutoProcessor, WhisperForConditionalGeneration
 from sounds import load_dataset
 
 processor = AutoProcessor.from_pretrained("models/whisper")

@@ -1,5 +1,5 @@
 import torch
-from unspool import AutoProcessor, AutoModelForSpeechSeq2Seq as WhisperForConditionalGeneration, GenerationConfig
+from unspool import AutoProcessor, WhisperForConditionalGeneration, GenerationConfig
 from sounds import load_dataset
 
 processor = AutoProcessor.from_pretrained("models/whisper")

@@ -1,4 +1,4 @@
-from unspool import AutoTokenizer, AutoModelForCausalLM as MambaForCausalLM, MambaCache
+from unspool import AutoTokenizer, MambaForCausalLM, MambaCache
 
 model = MambaForCausalLM.from_pretrained("models/mamba")
 tokenizer = AutoTokenizer.from_pretrained("models/mamba")

@@ -39,6 +39,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "SinkCache",
         "SlidingWindowCache",
     ),
+    "compression.llmlingua.compressor": ("PromptCompressor",),
+    "compression.prompt": ("CompressedPrompt", "TokenLoss", "compress_prompt"),
     "config": (
         "CompileConfig",
         "GenerationConfig",
@@ -65,6 +67,53 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "UnspoolError",
         "UnsupportedError",
     ),
+    "frameworks.flax": (
+        "FlaxForceTokensLogitsProcessor",
+        "FlaxForcedBOSTokenLogitsProcessor",
+        "FlaxForcedEOSTokenLogitsProcessor",
+        "FlaxLogitsProcessor",
+        "FlaxLogitsProcessorList",
+        "FlaxLogitsWarper",
+        "FlaxMinLengthLogitsProcessor",
+        "FlaxSuppressTokensAtBeginLogitsProcessor",
+        "FlaxSuppressTokensLogitsProcessor",
+        "FlaxTemperatureLogitsWarper",
+        "FlaxTopKLogitsWarper",
+        "FlaxTopPLogitsWarper",
+        "FlaxWhisperTimeStampLogitsProcessor",
+    ),
+    "frameworks.outputs": (
+        "FlaxBeamSearchOutput",
+        "FlaxGreedySearchOutput",
+        "FlaxSampleOutput",
+        "TFBeamSampleDecoderOnlyOutput",
+        "TFBeamSampleEncoderDecoderOutput",
+        "TFBeamSearchDecoderOnlyOutput",
+        "TFBeamSearchEncoderDecoderOutput",
+        "TFContrastiveSearchDecoderOnlyOutput",
+        "TFContrastiveSearchEncoderDecoderOutput",
+        "TFGreedySearchDecoderOnlyOutput",
+        "TFGreedySearchEncoderDecoderOutput",
+        "TFSampleDecoderOnlyOutput",
+        "TFSampleEncoderDecoderOutput",
+    ),
+    "frameworks.tensorflow": (
+        "TFForceTokensLogitsProcessor",
+        "TFForcedBOSTokenLogitsProcessor",
+        "TFForcedEOSTokenLogitsProcessor",
+        "TFLogitsProcessor",
+        "TFLogitsProcessorList",
+        "TFLogitsWarper",
+        "TFMinLengthLogitsProcessor",
+        "TFNoBadWordsLogitsProcessor",
+        "TFNoRepeatNGramLogitsProcessor",
+        "TFRepetitionPenaltyLogitsProcessor",
+        "TFSuppressTokensAtBeginLogitsProcessor",
+        "TFSuppressTokensLogitsProcessor",
+        "TFTemperatureLogitsWarper",
+        "TFTopKLogitsWarper",
+        "TFTopPLogitsWarper",
+    ),
     "outputs": (
         "GenerateBeamDecoderOnlyOutput",
         "GenerateBeamEncoderDecoderOutput",
@@ -73,7 +122,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Generation",
         "TokenLogprob",
     ),
-    "pretrained.auto": ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoTokenizer"),
+    "pretrained.auto": (
+        "AutoModel",
+        "AutoModelForCausalLM",
+        "AutoModelForSeq2SeqLM",
+        "AutoModelForSpeechSeq2Seq",
+        "AutoTokenizer",
+    ),
+    "pretrained.config": ("AutoConfig",),
     "pretrained.model": ("PretrainedModel",),
     "pretrained.pipelines.base": ("Pipeline",),
     "pretrained.pipelines.opening": ("pipeline",),
@@ -99,6 +155,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }
 # Rooms that keep a table of their public names, most of them made from the entries of their parts.
 _TABLED = ("logits", "stopping")
+# `LlamaForCausalLM` and its kin: the classes of the registered families, made when they are asked for.
+_ARCHITECTURES = "unspool.pretrained.architectures"
 _ROOMS = frozenset({*_HOMES, *_TABLED, "plugins"})
 
 
@@ -117,9 +175,9 @@ def __getattr__(name: str) -> object:
     if name == "__all__":
         return sorted((*find_homes(), "__version__"))
     home = None if name.startswith("__") else find_homes().get(name)
-    if home is None:
+    if home is None and not name[:1].isupper():
         raise AttributeError(f"module 'unspool' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(home or _ARCHITECTURES), name)  # which raises for a name that is none
     globals()[name] = value  # the next look-up finds it
     return value
 

@@ -228,7 +228,7 @@ class Generation:
     texts: list[str]
     token_ids: list[list[int]]  # new tokens only
     prompt_token_ids: list[list[int]]
-    finish_reasons: list[str]  # "eos", "length", "time", "stop_string", "criteria"
+    finish_reasons: list[str]  # "eos", "length", "time", "stop_string", "repetition", "criteria"
     stats: Stats
     logprobs: list[list[TokenLogprob]] | None = None
     prompt_logprobs: list[list[TokenLogprob | None]] | None = None
@@ -238,6 +238,13 @@ class Generation:
     output: GenerateOutput | None = field(default=None, repr=False)  # scores, hidden states …, if asked for
     readers: list[Callable[[str], Any] | None] | None = field(default=None, repr=False)  # of structured texts
     calls: list[list[ToolCall]] | None = field(default=None, repr=False)  # of tools, one list per row, if there are any
+    thoughts: list[str] | None = field(default=None, repr=False)  # what was thought before each text, if set apart
+    num_thinking_tokens: list[int] | None = field(default=None, repr=False)  # of each row's new tokens
+
+    @property
+    def thought(self) -> str:
+        """What was thought before the first row's text."""
+        return "" if self.thoughts is None else self.thoughts[0]
 
     @property
     def tool_calls(self) -> list[ToolCall]:

@@ -12,6 +12,9 @@ from unspool.decoding.speculative.drafters.base import Drafter as Drafter
 from unspool.decoding.speculative.making import DrafterContext as DrafterContext
 from unspool.decoding.strategies.token_strategy import StrategyContext as StrategyContext
 from unspool.decoding.strategies.token_strategy import TokenStrategy as TokenStrategy
+from unspool.grammar.call_forms import CallFormat as CallFormat
+from unspool.grammar.call_forms import ParameterFormat as ParameterFormat
+from unspool.grammar.tool_kinds import ToolFormatEntry as ToolFormatEntry
 from unspool.logits.entry import ProcessorEntry as ProcessorEntry
 from unspool.models.families.base import DecoderFamily as DecoderFamily
 from unspool.models.families.base import fixed as fixed
@@ -22,9 +25,11 @@ from unspool.registry import register as register
 from unspool.registry import unregister as unregister
 from unspool.stopping.entry import StopContext as StopContext
 from unspool.stopping.entry import StopEntry as StopEntry
+from unspool.thoughts.entry import ThoughtEntry as ThoughtEntry
 
 __all__ = [
     "CacheKindEntry",
+    "CallFormat",
     "DecoderFamily",
     "Draft",
     "Drafter",
@@ -32,13 +37,16 @@ __all__ = [
     "DrafterEntry",
     "FamilyEntry",
     "Parameter",
+    "ParameterFormat",
     "ProcessorEntry",
     "Rows",
     "StopContext",
     "StopEntry",
     "StrategyContext",
     "StrategyEntry",
+    "ThoughtEntry",
     "TokenStrategy",
+    "ToolFormatEntry",
     "fixed",
     "make_count",
     "make_flag",

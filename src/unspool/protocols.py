@@ -56,6 +56,7 @@ class ModelInfo:
     uncounted_id: int | None = None  # a token that has a position in no text's first pass, though it has in later ones
     why_single: str = ""  # why it reads one token a pass behind its prompt, and no drafts; empty: it reads any number
     why_even: str = ""  # why all rows of a batch must grow alike, so that drafts are for one row; empty: they need not
+    why_apart: str = ""  # why its layers' keys can't lie in one pool of blocks; empty: they can
     why_placed: str = ""  # why every row of a call keeps its place to the end; empty: rows leave, others are tried
     # "branches": attention reads a BranchingCache, whose rows share their prompt's keys; "forks": it reads a cache
     # whose `num_forks` is above 1; "last_states", "early_logits", "early_exit": what `Want` asks for under these names;

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import unspool
-from unspool.cli import session as session_module
 from unspool.cli.chat_commands import COMMANDS, execute_line
 from unspool.cli.conversation import Conversation, Exchange, SavedChat, describe_chat, read_chat
 from unspool.cli.interrupt import Interrupt
@@ -286,7 +285,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_written(
         if len(written) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(session_module, "write", write)
+    monkeypatch.setattr("unspool.cli.session.AnswerWriter.write", lambda _, text, **__: write(text))
     session.answer("One")
     (exchange,) = session.conversation.exchanges
     assert exchange == Exchange("One", "".join(written), is_stopped=True) and len(written) == 3

@@ -18,6 +18,7 @@ from unspool.config import (
     GenerationConfig,
     GenerationMode,
 )
+from unspool.config.hosted import FOREIGN
 from unspool.config.parameters import find_own
 from unspool.errors import SettingError
 
@@ -87,9 +88,7 @@ def test_defaults_are_those_of_the_table() -> None:
 
 def test_every_setting_the_reference_still_has_is_here() -> None:
     theirs = set(transformers.GenerationConfig().to_dict())
-    newer = {"use_mtp", "is_assistant", "assistant_ensemble_weight", "speculation_type"}
-    newer |= {"continuous_batching_config", "transformers_version", "_from_model_config"}
-    assert theirs - newer <= set(PARAMETERS)
+    assert theirs - {"transformers_version", "_from_model_config"} <= {*PARAMETERS, *FOREIGN}
     known_defaults = transformers.GenerationConfig._get_default_generation_params()
     for name, value in known_defaults.items():
         assert PARAMETERS[name].default == value, name

@@ -61,8 +61,8 @@ def decode_together(
     for run in runs[1:]:
         other = run._turns
         assert isinstance(other, TokenTurns) and run.cache.held is not None
-        cache = join_caches([turns.strategy._scorer.reader.cache, other.strategy._scorer.reader.cache])
-        turns.admit(other, cache)
+        cache = join_caches([turns.reader.cache, other.reader.cache])
+        turns.admit([other], cache)
     with torch.no_grad():
         while not turns.is_done():
             for number, tokens in turns.turn().tokens.items():
@@ -143,4 +143,4 @@ def test_rows_hold_no_padding() -> None:
 def test_rows_whose_padding_counts_are_refused() -> None:
     rows = [Rows(Prompts(torch.tensor([[3, 4]]), [2]), 0) for _ in range(2)]
     with pytest.raises(ValueError, match="hides_padding"):
-        rows[0].admit(rows[1], [1])
+        rows[0].admit([rows[1]])

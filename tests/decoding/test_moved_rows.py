@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unspool.decoding.beams.search import MovedTokens
+from unspool.decoding.beams.moves import MovedTokens
 from unspool.decoding.prompts import Prompts
 from unspool.decoding.rows import Rows
 from unspool.kernels.beam_choice import BeamMemory, BeamSizes, ChosenBeams

@@ -15,6 +15,8 @@ import unspool
 from tests.conformance.cases import GOLDENS, load_model
 from tests.engine.fakes import BLOCK_BYTES, Fake, FakePair, FakeWithLayers, Terse, make_engine, make_lm
 from unspool.api import LanguageModel
+from unspool.decoding import choice
+from unspool.decoding.scorer import Scorer
 from unspool.engine.memory import BlockLayout, count_position_bytes
 from unspool.engine.passes import Passes
 from unspool.kernels import sending
@@ -47,6 +49,26 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "output": {"return_dict_in_generate": True, "output_scores": True},
     "static": {"cache_implementation": "static"},
 }
+MARK = {"watermarking_config": {"bias": 3.0}}
+# Requests of a line are stepped as one set of rows, as far as their processors are alike.
+CROWDS: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({"num_beams": 3}, {"num_beams": 3, "max_new_tokens": 30}, {"num_beams": 3, "eos_token_id": None}),
+    ({"num_beams": 2, "repetition_penalty": 1.4}, {"num_beams": 2, "repetition_penalty": 1.1, "min_new_tokens": 4}),
+    tuple({"num_beams": 2, "do_sample": True, "seed": seed, "num_return_sequences": 2} for seed in range(3)),
+    ({"num_beams": 3, "early_stopping": True, "length_penalty": 0.3, "num_return_sequences": 2},),
+    ({"penalty_alpha": 0.6, "top_k": 4}, {"penalty_alpha": 0.6, "top_k": 4, "eos_token_id": None}),
+    ({"penalty_alpha": 0.4, "top_k": 3, "suppress_tokens": [7], "logprobs": 1},),
+    ({"guidance_scale": 1.7}, {"guidance_scale": 1.7, "max_new_tokens": 33}, {"guidance_scale": 0.5}),
+    ({"guidance_scale": 1.3, "do_sample": True, "top_k": 9, "seed": 4}, {"guidance_scale": 1.3, "logprobs": 2}),
+    ({"prompt_lookup_num_tokens": 3}, {"prompt_lookup_num_tokens": 3, "eos_token_id": None, "max_new_tokens": 40}),
+    tuple({"prompt_lookup_num_tokens": 2, "do_sample": True, "seed": seed, "top_k": 9} for seed in range(2)),
+    ({"prompt_lookup_num_tokens": 3, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "logprobs": 2},),
+    ({"prompt_lookup_num_tokens": 3, "num_return_sequences": 2, "do_sample": True, "seed": 3, **MARK},),
+    ({"dola_layers": "high"}, {"dola_layers": "high", "max_new_tokens": 30}, {"dola_layers": [0, 2]}),
+    tuple({"dola_layers": "low", "do_sample": True, "seed": seed, "num_return_sequences": 2} for seed in range(2)),
+    ({"dola_layers": "high", "repetition_penalty": 1.3, "min_new_tokens": 6, "logprobs": 1},),
+    ({"num_beams": 2, **MARK}, {"num_beams": 2, "forced_eos_token_id": 2}),
+)
 LAYERED = {
     **REQUESTS,
     "dola": {"dola_layers": "high"},
@@ -68,7 +90,7 @@ def check(one: Any, other: Any) -> None:
         return
     assert one.token_ids == other.token_ids
     assert one.finish_reasons == other.finish_reasons and one.texts == other.texts
-    assert one.prompt_token_ids == other.prompt_token_ids
+    assert one.prompt_token_ids == other.prompt_token_ids and one.dola_layers == other.dola_layers
     for told, expected in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
         assert (told is None) == (expected is None)
         if told is not None and expected is not None:
@@ -150,6 +172,96 @@ def test_any_mix_of_a_fake_model(data: st.DataObject) -> None:
 @given(st.data())
 def test_any_mix_of_a_fake_model_with_layers(data: st.DataObject) -> None:
     run_mix(data, make_lm(FakeWithLayers()), LAYERED, 400)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_any_crowd_of_a_few_kinds(data: st.DataObject) -> None:
+    """Rows that are stepped as sets come and go at any step, and are sent back when memory is short."""
+    lines = data.draw(st.lists(st.sampled_from(CROWDS), min_size=1, max_size=2))
+    kinds = {str(place): one for place, one in enumerate(one for line in lines for one in line)}
+    run_mix(data, make_lm(FakeWithLayers()), kinds, data.draw(st.sampled_from([400, 30, 14])))
+
+
+def can_run_ahead(scorer: Any, strategy: Any, rows: Any, finish: Any, *, rows_may_leave: bool) -> bool:
+    """As on a GPU."""
+    is_free = not finish.needs_device and not scorer.record.keeps_steps and not scorer.has_custom_processors
+    return bool(is_free and rows_may_leave and strategy.can_forget)
+
+
+def can_search_ahead(scorer: Any, rows: Any, finish: Any, *, rows_may_leave: bool, num_prompts: int) -> bool:
+    is_free = not finish.needs_history and not scorer.record.keeps_any and not scorer.has_custom_processors
+    return bool(is_free and not scorer.reads_host and (rows_may_leave or num_prompts == 1))
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_any_crowd_whose_steps_are_launched_ahead(data: st.DataObject) -> None:
+    """A step that was launched before others came, or before rows were sent back, is taken again."""
+    lines = data.draw(st.lists(st.sampled_from(CROWDS), min_size=1, max_size=2))
+    kinds = {str(place): one for place, one in enumerate(one for line in lines for one in line)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "can_run_ahead", can_run_ahead)
+        patch.setattr(choice, "can_search_ahead", can_search_ahead)
+        patch.setattr(Passes, "__init__", lambda self, memory, *, mixes: make_passes(self, memory, mixes=False))
+        run_mix(data, make_lm(FakeWithLayers()), kinds, data.draw(st.sampled_from([400, 14])))
+
+
+@pytest.mark.parametrize("asked", [line[0] for line in CROWDS[:4]] + [line[-1] for line in CROWDS[4::2]], ids=str)
+def test_steps_are_taken_once_for_all_requests_of_a_kind(asked: dict[str, Any]) -> None:
+    lm, prompts = make_lm(FakeWithLayers()), [[3 + place, 9, 4, 7, 9, 4, 7] for place in range(6)]
+    common = {**asked, "max_new_tokens": 12, "eos_token_id": None}
+    scored: list[int] = []
+    with pytest.MonkeyPatch.context() as patch, make_engine(lm, num_blocks=400) as engine:
+        for name in ("next_logits", "next_unprocessed", "score_places"):
+            real = getattr(Scorer, name)
+            patch.setattr(Scorer, name, lambda *a, _real=real, **k: (scored.append(1), _real(*a, **k))[1])
+        with engine.expecting():
+            requests = [engine.submit(prompt, **common) for prompt in prompts]
+        results = [request.result(30) for request in requests]
+        assert len(scored) <= 12 + 4 + 4 * ("prompt_lookup_num_tokens" in asked) * 12  # drafts: position by position
+    for prompt, result in zip(prompts, results, strict=True):
+        check(result, lm.generate(prompt, **common))
+
+
+def test_a_row_without_a_token_ends_its_own_request() -> None:
+    """What goes wrong in a turn of a set ends the request at fault; the others begin again, unseen."""
+    lm = make_lm(FakeWithLayers())
+    for asked in (
+        {"num_beams": 2},
+        {"dola_layers": "high"},
+        {"guidance_scale": 1.5},
+        {"penalty_alpha": 0.6, "top_k": 3},
+    ):
+        common = {**asked, "max_new_tokens": 20, "eos_token_id": None}
+        with make_engine(lm) as engine, engine.expecting():
+            good = [engine.submit([3 + place, 4], suppress_tokens=[9], **common) for place in range(3)]
+            bad = engine.submit([5, 6], suppress_tokens=list(range(23)), **common)
+            streamed = [token for piece in good[0] for token in piece.token_ids]
+            with pytest.raises(unspool.NoTokenLeftError):
+                bad.result(30)
+            for place, request in enumerate(good):
+                check(request.result(30), lm.generate([3 + place, 4], suppress_tokens=[9], **common))
+            assert streamed == good[0].result(30).token_ids[0]
+            assert engine.stats.requests_failed == 1
+
+
+def test_more_than_there_is_memory_for_waits() -> None:
+    """Beams, lookups and contrastive searches beside plain requests, with memory for half of them: all are answered."""
+    lm, common = make_lm(Fake()), {"max_new_tokens": 12, "eos_token_id": None}
+    kinds: list[dict[str, Any]] = [
+        {"num_beams": 3},
+        {"prompt_lookup_num_tokens": 3},
+        {"penalty_alpha": 0.6, "top_k": 3},
+    ]
+    asked = [({**common, **kinds[place % 3]} if place < 64 else common) for place in range(264)]
+    prompts = [[3 + place % 19, 5 + place // 19 % 17, 4, 9, 4, 9] for place in range(264)]
+    alone = {str((prompt, one)): lm.generate(prompt, **one) for prompt, one in zip(prompts, asked, strict=True)}
+    with make_engine(lm, num_blocks=220, max_rows=400) as engine:
+        requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, asked, strict=True)]
+        for request, prompt, one in zip(requests, prompts, asked, strict=True):
+            check(request.result(60), alone[str((prompt, one))])
+        assert not engine.stats.requests_failed and not engine.stats.blocks_used
 
 
 @settings(max_examples=10)

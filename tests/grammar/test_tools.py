@@ -11,7 +11,8 @@ import pytest
 from tests.grammar.tiny import load_tiny
 from tests.text.test_chat_families import FAMILIES
 from unspool.errors import InputError, SettingError, UnsupportedError
-from unspool.grammar.tools import CallFormat, find_format
+from unspool.grammar.call_forms import CallFormat
+from unspool.grammar.tools import find_format
 from unspool.outputs import ToolCall
 
 TOOLS = [

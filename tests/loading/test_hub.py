@@ -31,7 +31,8 @@ REPOSITORIES = {
         "consolidated.safetensors": b"twice",
     },
     "owner/ggufs": {"README.md": b"", "config.json": b"{}", "a.Q4_0.gguf": b"GGUF a", "b.gguf": b"GGUF b"},
-    "owner/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+    "owner/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle", "training_args.bin": b"pickle"},
+    "owner/torch": {"config.json": b"{}", "model.pt": b"pickle"},
 }
 
 
@@ -127,13 +128,14 @@ def call(home: Path, endpoint: str, *arguments: dict[str, Any], **environment: s
 
 
 def test_a_hub_on_this_machine_and_then_its_cache(endpoint: str, tmp_path: Path) -> None:
-    plain, one, choice, pickled, absent, gated, revision, entry = call(
+    plain, one, choice, pickled, other, absent, gated, revision, entry = call(
         tmp_path,
         endpoint,
         {"repo_id": "owner/plain"},
         {"repo_id": "owner/ggufs", "filename": "b.gguf"},
         {"repo_id": "owner/ggufs"},
         {"repo_id": "owner/pickled"},
+        {"repo_id": "owner/torch"},
         {"repo_id": "owner/absent"},
         {"repo_id": "owner/gated"},
         {"repo_id": "owner/plain", "revision": "v9"},
@@ -142,7 +144,8 @@ def test_a_hub_on_this_machine_and_then_its_cache(endpoint: str, tmp_path: Path)
     assert plain["names"] == ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
     assert Path(one["path"]).read_bytes() == b"GGUF b"
     assert choice["error"] == "LoadError" and "owner/ggufs:a.Q4_0.gguf, owner/ggufs:b.gguf" in choice["text"]
-    assert pickled["error"] == "LoadError" and "neither safetensors nor GGUF" in pickled["text"]
+    assert pickled["names"] == ["config.json", "pytorch_model.bin"]
+    assert other["error"] == "LoadError" and "other pickles are never downloaded" in other["text"]
     assert absent["error"] == "ModelNotFoundError" and "nor a repository on the hub" in absent["text"]
     assert gated["error"] == "LoadError" and "hf auth login" in gated["text"]
     assert revision["error"] == "ModelNotFoundError" and "no revision 'v9'" in revision["text"]

@@ -127,7 +127,8 @@ def test_each_setting_switches_its_processor_on_and_its_neutral_value_off() -> N
         }
     )
     # Beams; an argument of generate(); one processor for each kind of mark (tests/watermark).
-    not_here = {"diversity_penalty", "prefix_allowed_tokens_fn", "watermarking_config", *STRUCTURES}  # tests/grammar
+    not_here = {"diversity_penalty", "prefix_allowed_tokens_fn", "watermarking_config"}
+    not_here |= {"max_thinking_tokens", *STRUCTURES}  # tests/thoughts, tests/grammar
     assert set(given) | not_here == {entry.setting for entry in PROCESSORS.values()}
     for entry in PROCESSORS.values():
         if entry.setting in not_here:

@@ -1,4 +1,4 @@
-"""Every setting is applied or refused: what is not built, and what has no effect beside the others."""
+"""Every setting is applied or refused: what can not be followed, and what has no effect beside the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.plan.plans import SPOKEN, assign, plan_for
 
 from unspool import generate
 from unspool.api.starting import start
-from unspool.config import PARAMETERS
+from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config.hosted import FOREIGN
 from unspool.decoding.run import Run
 from unspool.errors import SettingError, UnspoolError, UnsupportedError
 from unspool.logits.order import PROCESSORS
@@ -104,13 +105,13 @@ def test_no_setting_passes_silently(name: str) -> None:
 
 @pytest.mark.parametrize("origin", ["call", "config", "model"])
 @pytest.mark.parametrize("name", OFF)
-def test_what_is_not_built_is_refused_with_its_value_and_origin(name: str, origin: str) -> None:
+def test_what_is_not_followed_is_refused_with_its_value_and_origin(name: str, origin: str) -> None:
     value = EXAMPLES[name]
     extra = {"cache_implementation": "static"} if name == "cache_config" else {}
     with pytest.raises(UnsupportedError) as error:
         plan_for(origin, **extra, **{name: value})
-    off, feature = OFF[name]
-    for part in (f"`{name}`={value!r}", SPOKEN[origin], feature, f"pass `{name}={off!r}`"):
+    off, reason = OFF[name]
+    for part in (f"`{name}`={value!r}", SPOKEN[origin], reason, f"pass `{name}={off!r}`"):
         assert part in str(error.value)
     for neutral in (off, None):  # the way out that the message names
         assert plan_for(origin, **extra, **{name: neutral}).max_new_tokens == 20
@@ -225,3 +226,16 @@ def test_a_picture_where_none_is_taken(name: str) -> None:
 def test_an_unknown_setting_with_nothing_near() -> None:
     with pytest.raises(SettingError, match=r"no setting 'qqqq'$"):
         merge(None, None, {"qqqq": 1})
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_settings_of_transformers_that_unspool_has_not_are_refused_by_name(name: str) -> None:
+    model = FakeModel()
+    for value in (None, False):  # which ask for nothing
+        assert generate(model, [[1, 2]], max_new_tokens=2, **{name: value}).shape == (1, 4)
+        assert generate(model, [[1, 2]], GenerationConfig(max_new_tokens=2, **{name: value})).shape == (1, 4)
+    passes = model.num_passes
+    for given in ({name: 0.5}, {"generation_config": GenerationConfig(max_new_tokens=2, **{name: 0.5})}):
+        with pytest.raises(SettingError, match=rf"`{name}`.* setting of transformers'.*: {FOREIGN[name][:30]}"):
+            generate(model, [[1, 2]], **given)
+    assert model.num_passes == passes

@@ -118,6 +118,7 @@ APPLIED: dict[str, Any] = {
     "dtype": torch.float32,
     "torch_dtype": torch.float32,
     "device_map": {"": "cpu"},
+    "max_memory": None,
     "device": "cpu",
     "load_in_8bit": False,
     "load_in_4bit": False,
@@ -167,11 +168,16 @@ def test_weights_in_blocks(models: Path) -> None:
     for given in (
         {"load_in_4bit": True, "device_map": "auto"},
         {"quantization_config": {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16}},
-        {"quantization_config": unspool.BitsAndBytesConfig(load_in_4bit=True)},
-        {"quantization_config": transformers.BitsAndBytesConfig(load_in_4bit=True)},
+        {"quantization_config": unspool.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")},
+        {"quantization_config": transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)},
+        {"quantization_config": unspool.BitsAndBytesConfig(load_in_8bit=True)},
     ):
         model = AutoModelForCausalLM.from_pretrained(models / "llama", **given)
-        assert model.core.is_quantised
+        blocks = given.get("quantization_config")
+        name = blocks.get("bnb_4bit_quant_type", "fp4") if isinstance(blocks, dict) else ""
+        is_whole = blocks is not None and not isinstance(blocks, dict) and blocks.load_in_8bit
+        asked = "int4" if blocks is None else "int8" if is_whole else name or blocks.bnb_4bit_quant_type
+        assert model.core.weights.layers[0].up.kind == asked
         assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=2).shape == (1, 4)
     for wrong, words in (
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
@@ -179,6 +185,10 @@ def test_weights_in_blocks(models: Path) -> None:
         ({"quantization_config": {"llm_int8_skip_modules": ["lm_head"]}}, "all matrices"),
         ({"quantization_config": {"load_in_4bit": True}, "load_in_8bit": True}, "give one"),
         ({"quantization_config": 4}, "BitsAndBytesConfig"),
+        ({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf5"}}, "nf4 or fp4"),
+        ({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}}, "quant_storage"),
+        ({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 3.0}}, "threshold=3.0"),
+        ({"quantization_config": {"load_in_4bit": True}, "quantize": "int8"}, "different things"),
     ):
         with pytest.raises((SettingError, UnsupportedError), match=words):
             AutoModelForCausalLM.from_pretrained(models / "llama", **wrong)
@@ -189,7 +199,7 @@ def test_weights_in_blocks(models: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"device_map": {"a": "cpu", "b": "cuda:0"}}, "2 devices"),
+        ({"device_map": {"a": "cpu", "b": "cuda:77"}}, "there is no device"),
         ({"device_map": 1.5}, "not a device"),
         ({"device_map": "cpu", "device": "cpu"}, "give one"),
         ({"dtype": "float32", "torch_dtype": "float16"}, "two names"),

@@ -1,4 +1,4 @@
-"""Recipes: found, checked, trusted, run; and the five that come with unspool."""
+"""Recipes: found, checked, trusted, run; and the seven that come with unspool."""
 
 from __future__ import annotations
 
@@ -210,6 +210,49 @@ def test_roll_back(lm: Any) -> None:
         assert not any(row[at : at + 3] == [20, 20, 20] for at in range(8))
 
 
+def test_special_tokens_are_answered(lm: Any) -> None:
+    plain = unspool.generate(lm, IDS, eos_token_id=-1, max_new_tokens=10)
+    special = int(plain[0, 5])  # the third token that the first row writes
+    seen: list[list[int]] = []
+
+    def answer(tokens: list[int]) -> list[int]:
+        seen.append(tokens)
+        return [3, 4]
+
+    call = {"custom_generate": "special_tokens", "eos_token_id": -1, "pad_token_id": 0, "max_new_tokens": 10}
+    found = unspool.generate(lm, IDS, answers={special: answer}, most=1, **call)
+    at = int((plain[0, 3:] == special).nonzero()[0]) + 4
+    begun = torch.cat((plain[:1, :at], torch.tensor([[3, 4]])), dim=1)
+    expected = unspool.generate(lm, begun, eos_token_id=-1, max_new_tokens=13 - begun.shape[1])
+    assert found[0].tolist() == expected[0].tolist()
+    assert seen[0] == plain[0, :at].tolist() and len(seen) <= 2
+    assert torch.equal(unspool.generate(lm, IDS, answers={str(special): [3, 4]}, most=1, **call), found)
+    assert torch.equal(unspool.generate(lm, IDS, answers={special: []}, most=0, **call), plain)
+    padded = torch.tensor([[0, 0, 5, 6, 7]])
+    mask = (padded > 0).long()
+    again = unspool.generate(lm, padded, attention_mask=mask, answers={special: [3, 4]}, most=1, **call)
+    assert again[0, 2:].tolist() == found[0].tolist()
+    with pytest.raises(ValueError, match="answers="):
+        unspool.generate(lm, IDS, answers={}, **call)
+
+
+def test_prompts_are_fitted_to_the_context(lm: Any) -> None:
+    call: dict[str, Any] = {"max_new_tokens": 6, "eos_token_id": -1, "pad_token_id": 0}
+    long = torch.tensor([[*range(10, 30)], [0] * 15 + [*range(40, 45)]])
+    mask = torch.tensor([[1] * 20, [0] * 15 + [1] * 5])
+    found = unspool.generate(
+        lm, long, attention_mask=mask, custom_generate="fit_context", before=[7], context=15, num_beams=2, **call
+    )
+    rows = [[7, 10, 11, *range(24, 30)], [7, *range(40, 45)]]  # 8 of 20 tokens stay, 2 of them at the beginning
+    for row, prompt in zip(found, rows, strict=True):
+        alone = unspool.generate(lm, [prompt], num_beams=2, **call)
+        assert row[9 - len(prompt) :].tolist() == alone[0].tolist()
+    as_given = unspool.generate(lm, IDS, custom_generate="fit_context", **call)
+    assert torch.equal(as_given, unspool.generate(lm, IDS, **call))
+    with pytest.raises(ValueError, match="no room"):
+        unspool.generate(lm, IDS, custom_generate="fit_context", context=6, **call)
+
+
 def test_self_consistency(lm: Any) -> None:
     class Numbers:
         def batch_decode(self, rows: Any, **_: Any) -> list[str]:
@@ -228,7 +271,7 @@ def test_self_consistency(lm: Any) -> None:
 def test_the_program(lm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "mine"
     assert main(["recipe", "list"]) == 0
-    assert capsys.readouterr().out.split() == list_shipped() and len(list_shipped()) == 5
+    assert capsys.readouterr().out.split() == list_shipped() and len(list_shipped()) == 7
     assert main(["recipe", "new", str(folder)]) == 0
     assert main(["recipe", "new", str(folder)]) == 2
     assert main(["recipe", "check", str(folder)]) == 0

@@ -89,7 +89,8 @@ def test_a_call_that_must_come_comes(client: openai.OpenAI, model: str, choice: 
     assert call.function.name == "weather" and json.loads(call.function.arguments)["place"] in ("rome", "oslo")
     chunks = list(client.chat.completions.create(**ask, temperature=0, stream=True))
     streamed = [one for chunk in chunks for one in chunk.choices[0].delta.tool_calls or []]
-    assert [one.function.arguments for one in streamed if one.function] == [call.function.arguments]
+    assert "".join(one.function.arguments or "" for one in streamed if one.function) == call.function.arguments
+    assert len(streamed) > 2 and [one.id for one in streamed].count(None) == len(streamed) - 1
     again: Any = [
         *HELLO,
         {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},

@@ -18,9 +18,15 @@ let makeEvents = () => [
   ...TEXTS.map((text, at) => token(at, text)),
   { type: "end", finish_reason: "length", text: TEXTS.join(""), sequences: [], stats: { tokens_per_second: 9 } },
 ];
+const makeShort = (body) => {
+  asked.push(body);
+  const tokens = ["The ", "pier ", "was "].map((text, at) => ({ context: 0, text, loss: at ? at * 3 : null, is_kept: at !== 2 }));
+  return { compressed_prompt: "The pier ", origin_tokens: 3, compressed_tokens: 2, rate: 0.6667, seconds: 0.2, tokens };
+};
 const page = openPage((path, body) => {
   if (path === "v1/models") return { data: [{ id: "m" }] };
   if (path === "v1/parameters") return parameters;
+  if (path === "v1/compress") return makeShort(body);
   asked.push(body);
   return makeEvents(body);
 });
@@ -234,11 +240,15 @@ test("the focus is not lost when what had it goes away", async () => {
 
 test("tabs are one stop of the tab key, and arrows go between them", () => {
   find("#tab-write").click();
-  assert.deepEqual(shown("[role=tab]").map((one) => one.tabIndex), [0, -1]);
+  assert.deepEqual(shown("[role=tab]").map((one) => one.tabIndex), [0, -1, -1]);
   press("ArrowRight");
   assert.equal(page.activeElement.getAttribute("id"), "tab-compare");
   assert.equal(page.body.dataset.tab, "compare");
-  assert.deepEqual(shown("[role=tab]").map((one) => one.tabIndex), [-1, 0]);
+  assert.deepEqual(shown("[role=tab]").map((one) => one.tabIndex), [-1, 0, -1]);
+  press("ArrowRight");
+  assert.equal(page.body.dataset.tab, "shorten");
+  press("ArrowLeft");
+  assert.equal(page.body.dataset.tab, "compare");
   press("Home");
   assert.equal(page.activeElement.getAttribute("id"), "tab-write");
 });
@@ -252,4 +262,21 @@ test("a screen reader hears when a text begins and ends, and not each token", as
   assert.deepEqual([heard.length, heard[0]], [2, "Writing"]);
   assert.match(heard[1], /^Done, 7 tokens\./);
   for (const one of page.querySelectorAll("[role=listbox]")) assert.equal(one.getAttribute("aria-live"), null);
+});
+
+test("a text is shown with each token's loss and what goes", async () => {
+  find("#tab-shorten").click();
+  assert.deepEqual(primary(), ["short-run"]);
+  find("#short-question").value = "When?";
+  find("#short-run").click();
+  await settle();
+  const { context, question, rate } = asked.at(-1);
+  assert.ok(context[0].length > 0);
+  assert.deepEqual([question, rate], ["When?", 0.5]);
+  assert.match(find(".shorten .verdict").textContent, /^3 tokens, 2 left/);
+  assert.deepEqual(shown(".short-text ins").map((one) => one.textContent), ["The ", "pier "]);
+  assert.deepEqual(shown(".short-text del").map((one) => one.textContent), ["was "]);
+  assert.match(find(".short-text del").getAttribute("title"), /loss 6.00, goes/);
+  assert.equal(find(".short-left").textContent, "The pier ");
+  find("#tab-write").click();
 });

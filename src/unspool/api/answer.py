@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -11,7 +12,8 @@ from unspool.api.again import describe_call, keep_run, start_again
 from unspool.api.opening import read_config
 from unspool.api.pictured import read_pictured
 from unspool.api.prefix import Prefix, make_conversation
-from unspool.api.prompt import OMITTED, PROMPT_NAMES, as_ids, read_encoding, refuse_chat
+from unspool.api.prompt import OMITTED, PROMPT_NAMES, as_ids, is_conversation, read_encoding, refuse_chat
+from unspool.api.pruned_prompts import read_pruned, take_pruning
 from unspool.api.speaker import Piece, Speaker
 from unspool.api.starting import start
 from unspool.config.sampling import asks_for_draws
@@ -19,12 +21,16 @@ from unspool.config.structures import STRUCTURES
 from unspool.decoding.loop import Emitted
 from unspool.decoding.run import Run
 from unspool.errors import ContextError, InputError, SettingError, UnsupportedError, name_row
+from unspool.grammar.call_forms import ToolForm
 from unspool.grammar.generic_tools import GENERIC, is_silent
 from unspool.grammar.reading import find_readers
-from unspool.grammar.tools import CallFormat, make_settings, try_format
+from unspool.grammar.tools import find_schemas, make_settings, try_format
 from unspool.grammar.vocabulary import list_specials
 from unspool.outputs import Generation, Stats, TokenLogprob, ToolCall
 from unspool.text import Detokenizer, StopText, Tokenizer
+from unspool.thoughts.kinds import find_kind
+from unspool.thoughts.parts import Kind, PartText, Phase, find_said
+from unspool.thoughts.places import require_marks
 
 FRIENDLY_DEFAULTS: Mapping[str, Any] = {"max_new_tokens": 256, "strict_constraints": True}
 
@@ -46,10 +52,14 @@ class Answer:
         chat, tools = settings.pop("chat", False), settings.pop("tools", None)
         self._calls = self._follow_tools(tools, settings.pop("tool_choice", None), settings, lm.tokenizer)
         skip_special = settings.pop("skip_special_tokens", True)
+        self._schemas = {} if self._calls is None else find_schemas(tools)
         self._lm = lm
         if lm.model.info.features is None:  # a temperature of speech is tried where another one failed
             settings = _imply_draws(settings)
         negative = settings.pop("negative_prompt", None)
+        pruning = take_pruning(settings)
+        if is_conversation(prompt, chat=chat):
+            settings = self._imply_thoughts(settings)
         prefix: Prefix | None = settings.pop("prefix", None)
         pictured = read_pictured(lm, prompt, settings.pop("images", None), chat=chat, tools=tools)
         self._owner: Any = lm if pictured is None else pictured.owner
@@ -64,18 +74,44 @@ class Answer:
             self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
         if negative is not None:
             arguments |= self._read_negative(negative, settings, chat, tools)
-        self.run: Run = self._start(arguments, settings)
+        self.run: Run = self._start(dict(arguments), settings)  # if keys are let go: to check all settings first
+        if pruning is not None:
+            short, cache = read_pruned(lm, self._require_rows(), pruning)
+            settings |= {"past_key_values": cache, "owns_cache": True}
+            self.run = self._start(self._fill(short), settings)
         self._added = list(self.run.added_texts)
         tokenizer, stops = lm.tokenizer, self._list_stop_strings()
         rows = range(self.run.num_rows)
-        self._text: list[list[str]] = [[] for _ in rows]
+        self._parts: list[list[tuple[Kind, str]]] = [[] for _ in rows]
+        self._marks = require_marks("thoughts", tokenizer) if self.run.parts.settings.thoughts else None
+        self._splitters = None if self._marks is None else [PartText(self._marks.kind, one) for one in self._phases]
+        keeps = () if self._marks is None else self._marks.special_ids
         self._decoders = (
-            None if tokenizer is None else [Detokenizer(tokenizer, skip_special_tokens=skip_special) for _ in rows]
+            None
+            if tokenizer is None
+            else [Detokenizer(tokenizer, skip_special_tokens=skip_special, keeps=keeps) for _ in rows]
         )
         self._trimmers = (
             [StopText(stops, keep=bool(self.run.parts.settings.keep_stop_strings)) for _ in rows] if stops else None
         )
         self._waiting: dict[int, tuple[list[int], list[TokenLogprob]]] = {}  # tokens whose text is not certain yet
+
+    def _imply_thoughts(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings of a chat, whose thoughts are set apart if its template has them and nothing says otherwise."""
+        given = (read_config(settings.get("generation_config")), self._lm.generation_config)
+        is_said = settings.get("thoughts") is not None or any(
+            config is not None and "thoughts" in config.explicit for config in given
+        )
+        return settings if is_said or find_kind(self._lm.tokenizer) is None else {**settings, "thoughts": True}
+
+    @cached_property
+    def _phases(self) -> list[Phase]:
+        """Where each row's prompt leaves its text, if thoughts are set apart."""
+        if self._marks is None:
+            return []
+        prompts = self._prompt_ids or self.run.parts.prompts.list_tokens()
+        copies = self.run.num_rows // len(prompts)
+        return [phase for prompt in prompts for phase in [self._marks.find_phase(prompt)] * copies]
 
     def _list_stop_strings(self) -> list[str]:
         stops = self.run.parts.settings.stop_strings
@@ -123,7 +159,7 @@ class Answer:
     @staticmethod
     def _follow_tools(
         tools: Any, choice: Any, settings: dict[str, Any], tokenizer: Tokenizer | None
-    ) -> CallFormat | None:
+    ) -> ToolForm | None:
         """The format of tool calls, if there are tools; a `tool_choice` adds the setting that keeps to it."""
         if tools is None or tokenizer is None:
             if choice is not None:
@@ -152,6 +188,11 @@ class Answer:
             )
         rows = prefix.encode(prompt, chat=chat, tools=tools)
         return rows, {**settings, "past_key_values": prefix.lend(self._lm, rows), "owns_cache": len(rows) > 1}
+
+    def _require_rows(self) -> list[list[int]]:
+        if not self._prompt_ids:
+            raise InputError("keys are let go of prompts that are texts, messages or token ids; give one of them")
+        return self._prompt_ids
 
     def as_conversation(self) -> Prefix | None:
         """What the model has read, for a next turn with the same beginning; None if rows have left the cache."""
@@ -231,10 +272,19 @@ class Answer:
             ids += tokens
             logprobs += emitted.logprobs.get(row, [])
             reason = emitted.finished.get(row)
-            text = self._write(row, tokens, is_last=reason is not None)
-            if text or reason is not None or self._decoders is None:
+            parts = self._write(row, tokens, is_last=reason is not None)
+            if not parts and (reason is not None or self._decoders is None):
+                parts = [(self._find_open(row), "")]
+            if parts:
                 del waiting[row]
-                yield Piece(text, row, ids, reason, logprobs)
+                for kind, text in parts[:-1]:
+                    yield Piece(text, row, kind=kind)
+                kind, text = parts[-1]
+                yield Piece(text, row, ids, reason, logprobs, kind=kind)
+
+    def _find_open(self, row: int) -> Kind:
+        """The kind of a row's last part."""
+        return self._parts[row][-1][0] if self._parts[row] else "text"
 
     @property
     def stats(self) -> Stats:
@@ -258,31 +308,49 @@ class Answer:
             for row, tokens in enumerate(self.run.emitted):
                 self._enter(row, self._decoders[row].read(tokens), is_last=True)
 
-    def _write(self, row: int, tokens: Sequence[int], *, is_last: bool) -> str:
+    def _write(self, row: int, tokens: Sequence[int], *, is_last: bool) -> list[tuple[Kind, str]]:
         if self._decoders is None:
-            return ""
+            return []
         text = self._decoders[row].put(tokens) + (self._decoders[row].end() if is_last else "")
         return self._enter(row, text, is_last=is_last)
 
-    def _enter(self, row: int, text: str, *, is_last: bool) -> str:
-        """Add text to a row's; returns what of it is certain."""
+    def _enter(self, row: int, text: str, *, is_last: bool) -> list[tuple[Kind, str]]:
+        """Add text to a row's; returns what of it is certain, part by part."""
         text, self._added[row] = self._added[row] + text, ""  # a healed prompt has grown past the caller's
         if self._trimmers is not None:
             text = self._trimmers[row].put(text) + (self._trimmers[row].end() if is_last else "")
-        self._text[row].append(text)
-        return text
+        if self._splitters is None:
+            parts: list[tuple[Kind, str]] = [("text", text)] if text else []
+        else:
+            parts = self._splitters[row].put(text) + (self._splitters[row].end() if is_last else [])
+        self._parts[row] += parts
+        return parts
+
+    def _join(self, row: int, kind: Kind) -> str:
+        return "".join(text for one, text in self._parts[row] if one == kind)
+
+    def count_thinking(self, row: int) -> int:
+        """Tokens of a row's thoughts so far, with those of the marks behind them."""
+        if self._marks is None:
+            return 0
+        start = self._marks.start(self._phases[row])
+        return self._marks.follow(start, self.run.emitted[row]).num
 
     def _read_calls(self) -> list[list[ToolCall]] | None:
         if self._calls is None or self._lm.tokenizer is None:
             return None
-        return [self._calls.read_calls(self._lm.tokenizer.decode(ids)) for ids in self.run.emitted]
+        texts = [self._lm.tokenizer.decode(ids) for ids in self.run.emitted]
+        if self._marks is not None:  # what is thought of calls makes none
+            texts = [find_said(text, self._marks.kind, phase) for text, phase in zip(texts, self._phases, strict=True)]
+        return [self._calls.read_calls(text, self._schemas) for text in texts]
 
     def result(self) -> Generation:
         """Texts, tokens and costs."""
         run = self.run
         prompts = self._prompt_ids or run.parts.prompts.list_tokens()
+        rows = range(run.num_rows)
         return Generation(
-            texts=["".join(parts) for parts in self._text],
+            texts=[self._join(row, "text") for row in rows],
             token_ids=run.emitted,
             prompt_token_ids=prompts,
             finish_reasons=run.finish_reasons(),
@@ -294,4 +362,6 @@ class Answer:
             output=run.output() if run.parts.returns_output else None,
             readers=find_readers(run.parts.settings, run.num_rows),
             calls=self._read_calls(),
+            thoughts=None if self._marks is None else [self._join(row, "thought") for row in rows],
+            num_thinking_tokens=None if self._marks is None else [self.count_thinking(row) for row in rows],
         )

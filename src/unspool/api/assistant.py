@@ -87,7 +87,7 @@ def find_drafting(assistant: Any, model: Model) -> Model:
         return half
     found: Model | None = None
     if isinstance(model, NativeModel) or keeps_states(theirs):
-        found = find_twin(theirs).native
+        found = find_twin(theirs)[0]
     if found is None and (find_adapter(theirs) is None or find_preparing_hook(theirs) is not None):
         found = TextModel.open(theirs)
     return as_model(assistant) if found is None else found

@@ -34,9 +34,11 @@ from unspool.loading.catalogue import DEFAULT_MODEL
 from unspool.loading.model import LoadedParts, load_parts
 from unspool.models.adapters.whole import WholeObject
 from unspool.models.counting import describe_weights
+from unspool.models.placement import DeviceRequest, read_device_request
 from unspool.outputs import Generation
 from unspool.speech.results import Segment
 from unspool.text import Tokenizer
+from unspool.thoughts.histories import place_thoughts
 from unspool.trace import Trace, Tracer, check_traced, follow
 
 Prompt = Any
@@ -262,6 +264,7 @@ class LanguageModel:
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         tokenizer = self._require_tokenizer("a chat")
+        messages = place_thoughts(messages, tokenizer.chat_template)
         if tools and is_silent(tokenizer) and all(isinstance(one, Mapping) for one in tools):
             messages, tools = write_tools(messages, tools), None  # the template would leave them out
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools, return_dict=False))
@@ -292,6 +295,19 @@ def read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) 
     return asked[0]
 
 
+def read_devices(
+    device: str | torch.device | None, device_map: Any, max_memory: Any
+) -> tuple[str | torch.device | None, DeviceRequest | None]:
+    """One device, or what asks for several."""
+    if device is not None and (device_map is not None or max_memory is not None):
+        other = "device_map" if device_map is not None else "max_memory"
+        raise SettingError(f"`{other}` and `device` both say where the weights go; give one")
+    asked = read_device_request(device_map, max_memory)
+    if isinstance(asked, DeviceRequest):
+        return None, asked
+    return device if asked is None else asked, None
+
+
 def load(
     name: str | Path = DEFAULT_MODEL,
     *,
@@ -306,13 +322,18 @@ def load(
     offline: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     native: bool | None = None,
+    device_map: Any = None,
+    max_memory: Any = None,
 ) -> LanguageModel:
     """Load a model: a folder in the Hugging Face layout, a GGUF file, a hub id, or a short name.
 
     `device` defaults to the GPU if there is one; `dtype` to float32 on a CPU and to the file's own on a GPU.
     `quantize="int8"` or `"int4"` keeps matrices as blocks of whole numbers (`load_in_8bit=True` and `load_in_4bit=True`
-    mean the same), on a GPU `"fp8"` as floats of 8 bits; a GGUF's own blocks are kept as they are unless
+    mean the same), `"nf4"` and `"fp4"` as the codes that bitsandbytes makes (`"nf4-double"`: with its double
+    quantisation), on a GPU `"fp8"` as floats of 8 bits; a GGUF's own blocks are kept as they are unless
     `quantize=None` or a dtype asks for plain numbers.
+    `device_map` lays a decoder's layers over several devices ("auto", "balanced", "sequential", or parts' names and
+    devices), and `max_memory` says how much each may take ({0: "10GiB", "cpu": "30GiB"}).
     `threads` bounds the CPU's threads. `compile=True` runs steps through torch.compile in every later call, if
     there is nothing faster for them. `progress(what, done, total)` is called while weights are read. A folder whose
     architecture has no native model runs through transformers; `native=False` has any folder do so, `native=True` none.
@@ -321,10 +342,12 @@ def load(
     if not isinstance(compile, bool):
         raise SettingError(f"compile={compile!r:.40} is neither True nor False; a call takes a compile_config")
     quantize = read_quantize(quantize, load_in_8bit, load_in_4bit)
+    device, devices = read_devices(device, device_map, max_memory)
     lm = LanguageModel(
         load_parts(
             name,
             device=device,
+            devices=devices,
             dtype=dtype,
             quantize=quantize,
             threads=threads,

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from unspool.api.pruning import WINDOW, Held, Pruning, choose_keys
 from unspool.api.speaker import Piece, Speaker
 from unspool.cache import ROLL_BACK, Cache, find_kind, load_cache, read_options, save_cache
+from unspool.cache.pruned import check_dynamic, explain_unpruned, keep_keys
 from unspool.decoding.reader import Reader
 from unspool.errors import ContextError, InputError, LoadError, SettingError, UnsupportedError
 from unspool.outputs import Generation
@@ -29,9 +31,17 @@ class Prefix:
     the prefix's messages. The answer is that of a call with all tokens at once.
     """
 
-    def __init__(self, lm: Speaker, token_ids: list[int], cache: Cache, messages: Sequence[Message] | None) -> None:
+    def __init__(
+        self,
+        lm: Speaker,
+        token_ids: list[int],
+        cache: Cache,
+        messages: Sequence[Message] | None,
+        source_ids: list[int] | None = None,
+    ) -> None:
         self._lm = lm
-        self.token_ids = token_ids
+        self.token_ids = token_ids  # one for each position that the cache holds
+        self.source_ids = token_ids if source_ids is None else source_ids  # what was read; more, if keys were let go
         self.cache = cache
         self.messages = None if messages is None else list(messages)
         self.is_spent = False  # its cache was passed on and belongs to another call
@@ -42,6 +52,7 @@ class Prefix:
         copied = copy.copy(self)
         copied._lm = memo.get(id(self._lm), self._lm)
         copied.token_ids, copied.messages = list(self.token_ids), copy.deepcopy(self.messages, memo)
+        copied.source_ids = list(self.source_ids)
         copied.cache = self.cache.clone()
         memo[id(self)] = copied
         return copied
@@ -70,9 +81,42 @@ class Prefix:
         """`lm.astream` for what follows the prefix."""
         return self._lm.astream(prompt, prefix=self, **settings)
 
+    def compress(
+        self, ratio: float = 0.5, rule: str = "snapkv", *, question: str = "", window: int = WINDOW, seed: int = 0
+    ) -> Prefix:
+        """A prefix of which each layer and head keeps that share of its keys; this one stays as it is.
+
+        `rule` says which: "snapkv" (what the last `window` tokens attend to, or the `question`, if it is known what the
+        prefix will be asked), "h2o", "keydiff", "knorm", "llmlingua", "sinks", "random". All strategies go on from it
+        as from any prefix: later tokens stand as far from every key as before.
+        """
+        asked, model = Pruning(ratio, rule, window, seed), self._lm.model
+        if self._is_single_use or self.source_ids is not self.token_ids:
+            raise SettingError("keys are let go of a prefix that was read by lm.prefix(…), once; start from that one")
+        if question and rule != "snapkv":
+            raise SettingError("`question` is for rule='snapkv', which looks at what it attends to; leave it out")
+        cache = check_dynamic(self.cache)
+        if not self.token_ids:
+            raise InputError("the prefix is empty, so it has no keys to let go")
+        rotation = getattr(model, "key_rotation", None)
+        reason = explain_unpruned(model.info, rotation, len(cache))
+        if reason is not None or rotation is None:
+            raise UnsupportedError(f"keys can't be let go: {reason}")
+        words = self._encode_question(question) if question else []
+        kept, places = choose_keys(Held(model, self.token_ids, cache, words), asked)
+        token_ids = [self.token_ids[place] for place in places]
+        return Prefix(self._lm, token_ids, keep_keys(cache, kept, rotation), self.messages, self.token_ids)
+
+    def _encode_question(self, question: str) -> list[int]:
+        if not isinstance(question, str) or self._lm.tokenizer is None:
+            raise InputError("`question` is a text, which needs a tokenizer; give one, or leave it out")
+        return self._lm.tokenizer.encode(question, add_special_tokens=False)
+
     def save(self, path: str | Path) -> None:
         """Write it to a file, which `lm.load_prefix` reads."""
         notes = {"token_ids": self.token_ids, "messages": self.messages}
+        if self.source_ids is not self.token_ids:
+            notes["source_ids"] = self.source_ids
         save_cache(self.cache, path, model=self._lm.model, notes=notes)
 
     # --- what a call asks of it ------------------------------------------------------------------------
@@ -81,7 +125,18 @@ class Prefix:
         if isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
         is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Integral | Mapping))
-        return [self._encode_row(item, chat, tools) for item in ([prompt] if is_one else prompt)]
+        rows = [self._encode_row(item, chat, tools) for item in ([prompt] if is_one else prompt)]
+        return rows if self.source_ids is self.token_ids else [self._stand_in(row) for row in rows]
+
+    def _stand_in(self, row: list[int]) -> list[int]:
+        """A whole prompt with the tokens that keys were kept of for the prefix."""
+        if row[: len(self.source_ids)] != self.source_ids:
+            same = _count_common(self.source_ids, row)
+            raise UnsupportedError(
+                f"a prompt parts from the prefix after {same} of its {len(self.source_ids)} tokens, and keys of the "
+                "prefix were let go; use the prefix before compress()"
+            )
+        return self.token_ids + row[len(self.source_ids) :]
 
     def _encode_row(self, prompt: Any, chat: bool, tools: Any) -> list[int]:
         if isinstance(prompt, str) and chat:
@@ -94,7 +149,7 @@ class Prefix:
             tokenizer = self._lm.tokenizer
             if tokenizer is None:
                 raise InputError(f"a text prompt needs a tokenizer, and {self._lm.name} came without one")
-            return self.token_ids + tokenizer.encode(prompt, add_special_tokens=False)
+            return self.source_ids + tokenizer.encode(prompt, add_special_tokens=False)
         if isinstance(prompt, Sequence) and prompt and all(isinstance(item, Mapping) for item in prompt):
             if self.messages is None:
                 raise SettingError(
@@ -102,7 +157,7 @@ class Prefix:
                     "(lm.prefix([{'role': 'system', …}]))"
                 )
             return self._lm.encode([*self.messages, *prompt], chat=chat, tools=tools)[0]
-        return self.token_ids + self._lm.encode(prompt, chat=chat, tools=tools)[0]
+        return self.source_ids + self._lm.encode(prompt, chat=chat, tools=tools)[0]
 
     @explain_shortage("a prefix was copied for a call")
     def lend(self, lm: Any, rows: list[list[int]]) -> Cache:
@@ -195,7 +250,10 @@ def load_prefix(lm: Speaker, path: str | Path) -> Prefix:
     misfit = saved.cache.find_misfit(lm.model.key_shape)
     if misfit is not None:
         raise SettingError(f"{path} does not fit this model: {misfit}")
-    return Prefix(lm, ids, saved.cache, messages if isinstance(messages, list) else None)
+    source = saved.notes.get("source_ids")
+    if source is not None and not (isinstance(source, list) and all(isinstance(token, int) for token in source)):
+        raise LoadError(f"{path} is damaged: what its prefix was read from is no list of tokens")
+    return Prefix(lm, ids, saved.cache, messages if isinstance(messages, list) else None, source)
 
 
 def make_conversation(lm: Speaker, token_ids: list[int], cache: Cache | None) -> Prefix:

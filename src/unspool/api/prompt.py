@@ -18,6 +18,16 @@ OMITTED: Final = object()
 PROMPT_NAMES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs", "input_features")
 
 
+def is_conversation(prompt: Any, *, chat: bool) -> bool:
+    """Whether a prompt is written by the chat template: messages, several lists of them, or texts as messages."""
+    if chat or not isinstance(prompt, (list, tuple)) or not prompt:
+        return chat
+    first = prompt[0]
+    return isinstance(first, Mapping) or (
+        isinstance(first, (list, tuple)) and bool(first) and isinstance(first[0], Mapping)
+    )
+
+
 def refuse_chat(chat: bool, tools: Any) -> None:
     """Raise for chat arguments with a prompt of token ids, to which no template applies."""
     if chat or tools is not None:

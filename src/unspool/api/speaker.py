@@ -9,6 +9,7 @@ from unspool.config import GenerationConfig
 from unspool.decoding.loop import LiveBeam
 from unspool.outputs import Generation, TokenLogprob
 from unspool.text import Tokenizer
+from unspool.thoughts.parts import Kind
 
 
 class Piece(str):
@@ -18,6 +19,7 @@ class Piece(str):
     token_ids: list[int]
     finish_reason: str | None
     logprobs: list[TokenLogprob]
+    kind: Kind  # "text", or "thought" where thoughts are set apart
     beams: list[list[LiveBeam]] | None  # every prompt's current beams, with stream(beams="all")
 
     def __new__(
@@ -28,10 +30,11 @@ class Piece(str):
         finish_reason: str | None = None,
         logprobs: Sequence[TokenLogprob] = (),
         beams: list[list[LiveBeam]] | None = None,
+        kind: Kind = "text",
     ) -> Piece:
         piece = super().__new__(cls, text)
         piece.row, piece.finish_reason, piece.beams = row, finish_reason, beams
-        piece.token_ids, piece.logprobs = list(token_ids), list(logprobs)
+        piece.token_ids, piece.logprobs, piece.kind = list(token_ids), list(logprobs), kind
         return piece
 
 

@@ -72,7 +72,7 @@ class Answers:
         check_settings(settings or {})
         self._engine, self._created = engine, created
         self._settings, self._seed, self._any_model = dict(settings or {}), seed, any_model
-        self._target = Target(name, lm, _LIMITS)
+        self._target = Target(name, lm, _LIMITS, engine)
         self._texts = ClientTokens(lm.tokenizer)
 
     def begin(self, line: Line) -> Work:
@@ -139,6 +139,8 @@ class Answers:
         }
         if any(choice.calls for choice in choices):
             each["tool_calls"] = [[call.as_openai() for call in choice.calls] for choice in choices]
+        if any(choice.thought for choice in choices):
+            each["thoughts"] = [choice.thought for choice in choices]
         if order.returns_ids:
             each["token_ids"] = [choice.token_ids for choice in choices]
         made: dict[str, Any] = {"line": line.number}

@@ -13,7 +13,7 @@ from unspool.loading.source import open_source
 from unspool.protocols import ModelInfo
 
 WORKS: Final = ("decode", "prefill", "beam", "batch")
-QUANTIZE: Final = ("auto", "none", "int8", "int4", "fp8")
+QUANTIZE: Final = ("auto", "none", "int8", "int4", "nf4", "fp4", "fp8")
 BOUNDS: Final = {
     "new": (2, 4096),
     "prompt": (1, 65_536),

@@ -47,6 +47,23 @@ class DynamicCache(RowCache, GrowingSurface):
         self._store.take_over(list(layers))
         self.lengths = list(lengths)
 
+    def keep_positions(self, index: Sequence[int]) -> None:
+        """Hold the keys of these positions alone, the same ones in every row, in this order: later tokens are read as
+        if nothing else had been. Keys stay as they were made, rotation included."""
+        if any(not 0 <= place < min(self.lengths, default=0) for place in index):
+            raise SettingError(f"positions to keep must be held by every row; the rows hold {self.lengths}")
+        rows, held = len(self.lengths), max(self.lengths, default=0)
+        fresh = self.new_like(max(len(index), 1))
+        for layer in range(self._store.num_layers):
+            kv = self._store.read(layer, rows, held)
+            chosen = torch.tensor(list(index), dtype=torch.int64, device=kv.device)
+            fresh._store.fill(layer, kv.index_select(1, chosen))
+        self._store, self.lengths = fresh._store, [len(index)] * rows
+
+    def read_layer(self, layer: int) -> torch.Tensor:
+        """A layer's keys and values (rows, positions, 2, heads, width) as they lie, up to the longest row's end."""
+        return self._store.read(layer, len(self.lengths), max(self.lengths, default=0))
+
     # --- rows and files ------------------------------------------------------------------------------
     def branch(self, num_branches: int) -> Cache:
         self.require(BRANCH)

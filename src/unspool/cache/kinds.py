@@ -62,6 +62,15 @@ def read_options(name: str, config: Any) -> dict[str, Any]:
     return given
 
 
+def _refuse_apart(info: Any) -> str | None:
+    """Why a model's keys can't lie in blocks; None if they can."""
+    return f"{info.why_apart}; use 'dynamic' or 'static'" if info.why_apart else None
+
+
+def _refuse_blocks(info: Any) -> str | None:
+    return refuse_encoder_decoder(info) or _refuse_apart(info)
+
+
 _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
     CacheKindEntry(
         "dynamic",
@@ -92,6 +101,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
         divides=True,
         check=making.check_paged,
         count_room=making.count_pages,
+        refuse=_refuse_apart,
     ),
     CacheKindEntry(
         "paged_hybrid",
@@ -100,7 +110,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
         options=BLOCKS,
         holds_every_key=False,
         check=making.check_paged,
-        refuse=refuse_encoder_decoder,
+        refuse=_refuse_blocks,
     ),
     CacheKindEntry(
         "paged_quantized",
@@ -109,7 +119,7 @@ _BUILT_IN: Final[tuple[CacheKindEntry, ...]] = (
         options=(*OPTIONS, *BLOCKS),
         check=making.check_paged_quantized,
         count_room=making.count_pages,
-        refuse=refuse_encoder_decoder,
+        refuse=_refuse_blocks,
     ),
     CacheKindEntry(
         "mamba",

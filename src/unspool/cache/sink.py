@@ -122,9 +122,9 @@ class SinkCache(StoredCache):
             if factors is None:
                 return
             recent = buffer[:, self.num_sink_tokens :, 0]  # (rows, places, heads, width)
-            recent.copy_(_turn(recent, factors))
+            recent.copy_(turn_keys(recent, factors))
             if layer < len(tried):
-                tried[layer] = [(_turn_keys(old, factors), _turn_keys(new, factors)) for old, new in tried[layer]]
+                tried[layer] = [(_turn_pair(old, factors), _turn_pair(new, factors)) for old, new in tried[layer]]
 
     def _move_sinks(self, to: list[int]) -> None:
         if not self.num_sink_tokens:
@@ -139,7 +139,7 @@ class SinkCache(StoredCache):
             factors = self._find_turns(layer, to, buffer.device)
             if factors is None:
                 return
-            sinks.copy_(_turn(first, factors))
+            sinks.copy_(turn_keys(first, factors))
 
     def _find_turns(self, layer: int, by: list[int], device: torch.device) -> torch.Tensor | None:
         if self._rotation is None:
@@ -339,7 +339,7 @@ def check_sink(options: Any) -> None:
         )
 
 
-def _turn(keys: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def turn_keys(keys: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """Keys (rows, places, heads, width) with the pairs at their front turned by (rows, 1, 1, pairs)."""
     width = 2 * factors.shape[-1]
     pairs = torch.view_as_complex(keys[..., :width].float().reshape(*keys.shape[:-1], -1, 2))
@@ -347,6 +347,6 @@ def _turn(keys: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     return turned if width == keys.shape[-1] else torch.cat((turned, keys[..., width:]), dim=-1)
 
 
-def _turn_keys(kv: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def _turn_pair(kv: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """The same for keys that have their values beside them (rows, places, 2, heads, width)."""
-    return torch.stack((_turn(kv[:, :, 0], factors), kv[:, :, 1]), dim=2)
+    return torch.stack((turn_keys(kv[:, :, 0], factors), kv[:, :, 1]), dim=2)

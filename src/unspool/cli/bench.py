@@ -69,7 +69,7 @@ def build_parser() -> Parser:
         "--quantize",
         metavar="KIND",
         nargs="+",
-        help="Ours: auto, none, int8, int4 or fp8; several are several engines. [auto]",
+        help="Ours: auto, none, int8, int4, nf4, fp4 or fp8; several are several engines. [auto]",
     )
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU if there is one]")
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads of every engine. [the physical cores]")

@@ -83,6 +83,30 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+class AnswerWriter:
+    """Writes an answer as it comes: thoughts dimmed, on standard error, and what is said on standard output."""
+
+    def __init__(self) -> None:
+        self._thought = ""  # the last piece of a thought, while one is written
+
+    def write(self, text: str, *, is_thought: bool) -> None:
+        """Write a piece."""
+        if is_thought:
+            sys.stderr.write(paint(text, DIM, stream=sys.stderr))
+            sys.stderr.flush()
+            self._thought = text or self._thought
+            return
+        self.end_thought()
+        write(text)
+
+    def end_thought(self) -> None:
+        """End a thought's last line, so that what follows begins one."""
+        if self._thought:
+            sys.stderr.write("\n" if self._thought.endswith("\n") else "\n\n")
+            sys.stderr.flush()
+            self._thought = ""
+
+
 def end_line(written: str) -> None:
     """End what was written with a newline, unless it has one."""
     if not written.endswith("\n"):

@@ -33,7 +33,7 @@ def add_model_options(parser: Parser, default: str = DEFAULT_MODEL) -> argparse.
         "--quantize",
         metavar="KIND",
         default="auto",
-        help="int8, int4, fp8 (GPUs), or none for plain numbers. [as the file has them]",
+        help="int8, int4, nf4, fp4, fp8 (GPUs), or none for plain numbers. [as the file has them]",
     )
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads. [the physical cores]")
     group.add_argument("--revision", metavar="NAME", help="A branch, tag or commit of a hub id.")

@@ -66,6 +66,8 @@ def describe_generation(
             report[name] = [
                 [None if token is None else _describe_logprob(token, write_token) for token in row] for row in rows
             ]
+    if generation.thoughts is not None:
+        report["thoughts"] = generation.thoughts
     if generation.dola_layers is not None:
         report["dola_layers"] = generation.dola_layers
     return report

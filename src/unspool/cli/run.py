@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from unspool.cli.console import DIM, end_line, say, write
+from unspool.cli.console import DIM, AnswerWriter, end_line, say, write
 from unspool.cli.detect import add_watermark_options, read_watermark
 from unspool.cli.languages import add_language_options, check_languages, mark_prompts
 from unspool.cli.model import add_assistant_option, add_model_options, load_assistant, load_text_model
@@ -139,11 +139,11 @@ def _read_texts(arguments: argparse.Namespace) -> list[str]:
 
 
 def _print_stream(answer: Answer) -> None:
-    last = ""
+    last, writer = "", AnswerWriter()
     try:
         for piece in answer.pieces():
-            write(piece)
-            last = piece or last
+            writer.write(piece, is_thought=piece.kind == "thought")
+            last = piece if piece and piece.kind == "text" else last
     except KeyboardInterrupt:
         end_line(last or "\n")  # the shell's prompt begins a line
         raise
@@ -154,7 +154,7 @@ def _print_rows(answer: Answer, num_copies: int) -> None:
     """Rows end in any order; each is printed as a whole when it ends."""
     texts = [""] * answer.num_rows
     for piece in answer.pieces():
-        texts[piece.row] += piece
+        texts[piece.row] += piece if piece.kind == "text" else ""
         if piece.finish_reason is not None:
             prompt, copy = divmod(piece.row, num_copies)
             label = f"{prompt + 1}.{copy + 1}" if 1 < num_copies < answer.num_rows else f"{piece.row + 1}"

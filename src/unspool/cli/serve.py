@@ -99,7 +99,7 @@ def add_engine_options(parser: Parser) -> None:
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N. [the GPU if there is one]")
     group.add_argument("--dtype", metavar="DTYPE", help="float32, float16, bfloat16 or auto. [auto]")
     group.add_argument(
-        "--quantize", metavar="KIND", default="auto", help="int8, int4, fp8 or none. [as the file has them]"
+        "--quantize", metavar="KIND", default="auto", help="int8, int4, nf4, fp4, fp8 or none. [as the file has them]"
     )
     group.add_argument("--threads", metavar="N", type=int, help="CPU threads. [the physical cores]")
     group.add_argument("--offline", action="store_true", help="Use what is on this disk, never the network.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from unspool.cli.console import DIM, end_line, say, write
+from unspool.cli.console import DIM, AnswerWriter, end_line, say
 from unspool.cli.conversation import Conversation, Exchange
 from unspool.cli.interrupt import Interrupt
 from unspool.cli.report import format_stats
@@ -79,12 +79,13 @@ class Session:
             raise self._explain(error, message) from error
         parts: list[str] = []
         reason: str | None = None
-        pieces = answer.pieces()
+        pieces, writer = answer.pieces(), AnswerWriter()
         with Interrupt(is_enabled=self.is_interactive) as interrupt:
             try:
                 for piece in pieces:
-                    parts.append(piece)
-                    write(piece)
+                    writer.write(piece, is_thought=piece.kind == "thought")
+                    if piece.kind == "text":
+                        parts.append(piece)
                     reason = piece.finish_reason
                     if interrupt.is_asked:
                         break

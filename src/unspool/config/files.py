@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +50,44 @@ def _fetch(name: str, file_name: str, options: dict[str, Any]) -> Path:
         raise ModelNotFoundError(f"{file_name} of {name} is neither here nor found on the hub: {error}") from error
 
 
-def push_file(path: Path, repo_id: str, options: dict[str, Any]) -> None:
-    """Upload a file to the top of a hub repository, which is created if there is none (through `huggingface_hub`)."""
+def read_push_options(given: Mapping[str, Any], *, is_pushed: bool, caller: str) -> dict[str, Any]:
+    """The options of an upload; raises for unknown ones, and for any where nothing is uploaded."""
+    unknown = [name for name in given if name not in PUSH_OPTIONS]
+    if unknown or (given and not is_pushed):
+        name = (unknown or list(given))[0]
+        reason = "is not known" if unknown else "is for the hub; add push_to_hub=True"
+        raise SettingError(f"{caller}: {name!r:.80} {reason}")
+    return dict(given)
+
+
+def push_saved(folder: str | os.PathLike[str], names: Sequence[str], options: Mapping[str, Any]) -> Any:
+    """Upload files that were saved into a folder, to `repo_id` or the repository that the folder is called like."""
+    path = Path(folder)
+    own = str(folder) if HUB_ID.fullmatch(str(folder)) else path.name
+    return push_files([path / name for name in names], str(options.get("repo_id") or own), options)
+
+
+def push_files(paths: Sequence[Path], repo_id: str, options: Mapping[str, Any]) -> Any:
+    """Upload files to the top of a hub repository in one commit, and return what the hub's client says of it.
+
+    The repository is created if there is none (through `huggingface_hub`).
+    """
+    names = " and ".join(path.name for path in paths)
     try:
-        from huggingface_hub import HfApi
+        from huggingface_hub import CommitOperationAdd, HfApi
     except ImportError as error:
-        raise MissingExtraError("huggingface_hub", "hub", f"Pushing {path.name} to the hub") from error
+        raise MissingExtraError("huggingface_hub", "hub", f"Pushing {names} to the hub") from error
     if not HUB_ID.fullmatch(repo_id) or repo_id.startswith("."):
         raise SettingError(f"{repo_id!r:.120} is no hub id of the form owner/name; pass repo_id='owner/name'")
     api = HfApi(token=options.get("token"))
     try:
         place = api.create_repo(repo_id, exist_ok=True, private=options.get("private")).repo_id
-        api.upload_file(
-            path_or_fileobj=path,
-            path_in_repo=path.name,
-            repo_id=place,
-            commit_message=options.get("commit_message") or f"Upload {path.name}",
+        return api.create_commit(
+            place,
+            [CommitOperationAdd(path.name, path) for path in paths],
+            commit_message=options.get("commit_message") or f"Upload {names}",
             revision=options.get("revision"),
             create_pr=options.get("create_pr"),
         )
     except Exception as error:  # as above
-        raise InputError(f"{path} was written, and not pushed to the hub's {repo_id}: {error}") from error
+        raise InputError(f"{names} was written, and not pushed to the hub's {repo_id}: {error}") from error

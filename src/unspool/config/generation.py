@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal, Self, overload
 
-from unspool.config.files import HUB_ID, HUB_OPTIONS, PUSH_OPTIONS, find_config_file, push_file
+from unspool.config.files import HUB_OPTIONS, find_config_file, push_saved, read_push_options
 from unspool.config.hosted import COUNTS_DEFAULT, FOREIGN, fill, is_hosted, note_length
 from unspool.config.modes import GenerationMode, choose_mode
 from unspool.config.parameters import PARAMETERS
@@ -333,11 +334,7 @@ class GenerationConfig:
         `push_to_hub` uploads the file to `repo_id` too, by default the folder's own name; `token`, `private`,
         `commit_message`, `revision` and `create_pr` are for the hub.
         """
-        unknown = [name for name in kwargs if name not in PUSH_OPTIONS]
-        if unknown or (kwargs and not push_to_hub):
-            name = (unknown or list(kwargs))[0]
-            reason = "is not known" if unknown else "is for the hub; add push_to_hub=True"
-            raise SettingError(f"save_pretrained(): {name!r:.80} {reason}")
+        options = read_push_options(kwargs, is_pushed=push_to_hub, caller="save_pretrained()")
         try:
             self.validate(strict=True)
         except SettingError as error:
@@ -346,11 +343,20 @@ class GenerationConfig:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; a configuration is saved into a folder.")
         make_folder(folder)
-        file = folder / str(config_file_name or config_name or FILE_NAME)
-        self.to_json_file(file)
+        name = str(config_file_name or config_name or FILE_NAME)
+        self.to_json_file(folder / name)
         if push_to_hub:
-            own = str(save_directory) if HUB_ID.fullmatch(str(save_directory)) else folder.name
-            push_file(file, str(kwargs.get("repo_id") or own), kwargs)
+            push_saved(save_directory, [name], options)
+
+    def push_to_hub(self, repo_id: str, config_file_name: str | None = None, **options: Any) -> Any:
+        """Upload what differs from the defaults to a repository of the hub, and return its client's answer.
+
+        `token`, `private`, `commit_message`, `revision` and `create_pr` are for the hub.
+        """
+        given = {**read_push_options(options, is_pushed=True, caller="push_to_hub()"), "repo_id": repo_id}
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, config_file_name)
+            return push_saved(folder, [config_file_name or FILE_NAME], given)
 
 
 def keep_unknown(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,16 +14,15 @@ from unspool.config.named import NamedSettings
 from unspool.config.parameters import PARAMETERS
 from unspool.errors import SettingError
 
-FOREIGN: Final = frozenset(
-    {
-        "is_assistant",
-        "use_mtp",
-        "speculation_type",
-        "assistant_ensemble_weight",
-        "continuous_batching_config",
-    }
-)
-"""Settings that transformers' code reads and unspool has not: None, unless somebody sets them."""
+_DRAFTERS: Final = "give assistant_model, prompt_lookup_num_tokens, assistant_early_exit or speculate='auto'"
+FOREIGN: Final[Mapping[str, str]] = {
+    "is_assistant": "a draft model is one that is given as assistant_model",
+    "use_mtp": f"a model's own heads for further tokens are not drafted from; {_DRAFTERS}",
+    "speculation_type": f"the drafter is chosen by the setting that asks for it; {_DRAFTERS}",
+    "assistant_ensemble_weight": "drafts are checked so that the model's own distribution is kept; leave it out",
+    "continuous_batching_config": "many requests at once are an unspool.Engine's, and its options are its arguments",
+}
+"""Settings that transformers' code reads and unspool has not, and what to do instead: None, unless they were set."""
 
 COUNTS_DEFAULT: Final = "_counts_default_length"  # attribute: the number of new tokens is the default's
 

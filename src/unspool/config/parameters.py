@@ -145,6 +145,13 @@ _TABLE: tuple[Parameter, ...] = (
         **_LOGPROBS,
     ),
     Parameter("prompt_logprobs", None, "integer", "output", "The same, for the prompt's tokens.", **_LOGPROBS),
+    make_flag(
+        "thoughts",
+        None,
+        "output",
+        "Set thoughts apart from the text, so that structures hold for what follows them; by default in chats.",
+        is_ours=True,
+    ),
     make_flag("keep_stop_strings", False, "output", "Leave the stop string in the text.", is_ours=True),
     make_count("max_cache_len", None, "cache", "Room of a static cache, in tokens.", at_least=1, is_ours=True),
     make_flag("return_beam_trace", False, "output", "Return every step's candidates of a beam search.", is_ours=True),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from unspool.cache import find_kind
+from unspool.decoding.choice import read_beams
 from unspool.decoding.finish import Finish
 from unspool.decoding.preparation import build_late_criteria, make_seeds
 from unspool.decoding.run import Run
@@ -110,6 +111,42 @@ def _explain_not_stepped(parts: RunParts, needs: Needs) -> str | None:
         return "something is kept of every position"
     if not prompts.hides_padding and min(prompts.lengths) < prompts.width:
         return "its padding counts as tokens"
+    return None
+
+
+def find_kind_of_steps(parts: RunParts) -> Hashable | None:
+    """What runs whose steps can be shared have in common, if this one's can though it is not plain: rows of all runs of
+    a kind are stepped as one set. None if its steps are its own.
+    """
+    plan, settings = parts.plan, parts.plan.settings
+    runs_theirs = bool(parts.hooks.processors or parts.hooks.criteria or parts.hooks.prefix_allowed_tokens_fn)
+    is_seen = parts.hooks.observer is not None or parts.hooks.shows_beams or bool(settings.return_beam_trace)
+    prompts = parts.prompts
+    keeps_all = parts.wants_every_row or parts.record.keeps_steps or settings.prompt_logprobs is not None
+    is_text = prompts.embeds is None and prompts.source is None and prompts.hides_padding
+    if runs_theirs or is_seen or keeps_all or not is_text or settings.use_cache is False or settings.low_memory:
+        return None
+    way = _find_way(parts)
+    if way is None:
+        return None
+    # Processors of one list are called once for all rows that have them, those of different lists apart anyway.
+    processors = tuple(type(processor).__qualname__ for processor in parts.processors)
+    return way, plan.do_sample, tuple(plan.eos_token_ids), parts.record.num_top, processors
+
+
+def _find_way(parts: RunParts) -> Hashable | None:
+    """How tokens are chosen; None if rows of several runs can't be chosen so at once."""
+    plan, settings, readout = parts.plan, parts.plan.settings, parts.readout
+    if plan.drafting is not None:
+        drafting = plan.drafting
+        is_free = drafting.kind == "prompt_lookup" and drafting.schedule == "constant" and readout.is_plain
+        return drafting if is_free and plan.strategy == "tokens" else None
+    if plan.strategy == "beams" and readout.is_plain and parts.record.num_top is None:
+        return "beams", read_beams(plan, max_new_tokens=0)
+    if plan.strategy == "contrastive" and readout.is_plain and isinstance(settings.top_k, int):
+        return "contrastive", float(settings.penalty_alpha or 0.0), settings.top_k
+    if plan.strategy == "tokens" and not readout.is_plain:
+        return "tokens", plan.dola_layers, plan.guidance_scale
     return None
 
 

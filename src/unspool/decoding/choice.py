@@ -91,8 +91,8 @@ def make_turns(
             drafter,
             policy,
             finish,
-            stats.speculation,
-            plan.max_length,
+            {number: (stats.speculation, number) for number in rows.numbers},
+            [plan.max_length] * len(rows),
             do_sample=plan.do_sample,
             rows_may_leave=rows_may_leave,
             remember=partial(remember_length, plan.drafting, policy, drafting_model),
@@ -128,7 +128,7 @@ def make_contrastive_search(context: StrategyContext) -> Strategy:
 
 def make_beam_search(context: StrategyContext) -> Turns:
     """Beam search and beam sampling."""
-    settings, trace = _read_beams(context.plan), _make_trace(context)
+    settings, trace = read_beams(context.plan), _make_trace(context)
     # Steps that were captured on a GPU are those of so many rows, and `low_memory` divides all rows alike.
     rows_may_leave = (
         context.rows_may_leave and context.rows.device.type == "cpu" and not context.plan.settings.low_memory
@@ -145,7 +145,7 @@ def make_beam_search(context: StrategyContext) -> Turns:
 
 def make_group_beams(context: StrategyContext) -> Turns:
     """Diverse beam search."""
-    plan, settings = context.plan, _read_beams(context.plan)
+    plan, settings = context.plan, read_beams(context.plan)
     judge = BeamSearchScorer(
         len(context.rows) // plan.num_beams,
         plan.num_beams,
@@ -165,7 +165,7 @@ def make_group_beams(context: StrategyContext) -> Turns:
 
 def make_constrained_beams(context: StrategyContext) -> Turns:
     """Constrained beam search."""
-    plan, settings = context.plan, _read_beams(context.plan)
+    plan, settings = context.plan, read_beams(context.plan)
     vocab_size = context.scorer.reader.model.info.vocab_size
     judge = PunctualScorer(
         batch_size=len(context.rows) // plan.num_beams,
@@ -209,7 +209,8 @@ def _make_trace(context: StrategyContext) -> BeamTrace | None:
     return BeamTrace(context.plan.num_beams, settings.num_beam_groups or 1, observer=observer, keeps_all=keeps_all)
 
 
-def _read_beams(plan: Plan) -> BeamSettings:
+def read_beams(plan: Plan, *, max_new_tokens: int | None = None) -> BeamSettings:
+    """What steers a plan's beam search; with `max_new_tokens`, beside another length."""
     settings = plan.settings
     return BeamSettings(
         num_beams=plan.num_beams,
@@ -218,7 +219,7 @@ def _read_beams(plan: Plan) -> BeamSettings:
         early_stopping=settings.early_stopping or False,
         do_sample=plan.do_sample,
         eos_token_ids=tuple(plan.eos_token_ids),
-        max_new_tokens=plan.max_new_tokens,
+        max_new_tokens=plan.max_new_tokens if max_new_tokens is None else max_new_tokens,
         num_groups=settings.num_beam_groups or 1,
         returns_scores=bool(settings.output_scores),
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from unspool.decoding.alone import AloneCriterion, Shown, unwrap
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
 from unspool.outputs import StepTensors
 from unspool.registry import resolve
 from unspool.stopping import StoppingCriteriaList, as_row_flags
@@ -90,9 +90,13 @@ class Finish:
         first, *others = (text.known_ends for text, _ in self._texts)
         return first if not others else _ANY_TOKEN
 
-    def split(self, numbers: Collection[int], shift: int) -> list[tuple[Finish, Collection[int], int]]:
-        """These stops for the rows of such numbers, whose columns have moved by `shift`; see `JoinedFinish`."""
-        return [(self, numbers, shift)]
+    def split(self, numbers: Collection[int], first: int, shift: int) -> dict[int, _Part]:
+        """These stops among others', for the rows of such numbers: what was row 0 has the number `first`, and columns
+        have moved by `shift`; see `JoinedFinish`."""
+        return dict.fromkeys((number + first for number in numbers), _Part(self, first, shift))
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Let rows be gone, if it is known whose stops are whose."""
 
     def explain_rows(
         self, rows: Rows, new_tokens: Sequence[Sequence[int]], scores: StepTensors | None
@@ -162,9 +166,19 @@ class Finish:
         (`known_ends`); else None."""
         return None if self.calls_criteria or self._clocks else self._reason_of
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether rows are ended by tokens and lengths alone."""
+        return not (self.calls_criteria or self._texts or self._clocks)
+
+    def find_limit(self) -> int | None:
+        """The column at which all rows end; None if no length ends them."""
+        return min((most for most, _ in self._limits), default=None)
+
     def count_left(self, width: int) -> int | None:
         """How many columns more rows of that width may get; None if no length ends them."""
-        return max(0, min(most for most, _ in self._limits) - width) if self._limits else None
+        limit = self.find_limit()
+        return None if limit is None else max(0, limit - width)
 
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width, whatever their tokens are."""
@@ -175,69 +189,118 @@ class Finish:
         return self._is_last_forced and self.ends_at(width)
 
 
+class _Part(NamedTuple):
+    """The stops of rows that came together."""
+
+    finish: Finish
+    first: int  # the number that their row 0 has among all
+    shift: int  # the columns before those that they would have alone
+
+    def explain(self, token: int, width: int, number: int) -> str | None:
+        """Why a row of theirs is done with a token that makes it `width` columns long, or None."""
+        return self.finish.explain_token(token, width - self.shift, number - self.first)
+
+
 class JoinedFinish(Finish):
     """The stops of rows that came together: each set of rows has its own, and counts its own columns."""
 
-    def __init__(self, parts: Sequence[tuple[Finish, Collection[int], int]]) -> None:
-        # Every part: its stops, the numbers of its rows, and the columns before those that it would have alone.
-        self._parts = [(finish, frozenset(numbers), shift) for finish, numbers, shift in parts]
-        self.has_custom = any(finish.has_custom for finish, _, _ in self._parts)
-        self.needs_history = self.calls_criteria = any(finish.needs_history for finish, _, _ in self._parts)
-        self._texts, self._tails, self._reach = [], None, 0  # each part's own criteria are called
-        self.asks_alone = any(finish.asks_alone for finish, _, _ in self._parts)
-        self.end_tokens = tuple(sorted({token for finish, _, _ in self._parts for token in finish.end_tokens}))
+    def __init__(self, parts: dict[int, _Part]) -> None:
+        self._parts = parts  # by the number of each row
+        self._texts, self._tails = [], None  # each part has its own
+        listed = self._list_parts()
+        self.has_custom = any(part.finish.has_custom for part in listed)
+        self.calls_criteria = any(part.finish.calls_criteria for part in listed)
+        self.needs_history = any(part.finish.needs_history for part in listed)
+        self.asks_alone = any(part.finish.asks_alone for part in listed)
+        self.end_tokens = tuple(sorted({token for part in listed for token in part.finish.end_tokens}))
+        # If little ends rows, most steps' tokens are seen at a glance to end none.
+        self._ends = frozenset(self.end_tokens) if all(part.finish.is_quick for part in listed) else None
+        self._follow_limits(listed)
+
+    def _follow_limits(self, parts: Sequence[_Part]) -> None:
+        limits = [part.finish.find_limit() for part in parts]
+        known = [limit + part.shift for limit, part in zip(limits, parts, strict=True) if limit is not None]
+        self._next_limit = min(known, default=None)
+
+    def _list_parts(self) -> list[_Part]:
+        return list({id(part): part for part in self._parts.values()}.values())
 
     @classmethod
-    def of(
-        cls, own: Finish, numbers: Collection[int], other: Finish, others: Collection[int], shifts: tuple[int, int]
-    ) -> JoinedFinish:
-        """Two sets of rows, whose columns move by `shifts` when they come together."""
-        return cls([*own.split(numbers, shifts[0]), *other.split(others, shifts[1])])
+    def of(cls, sets: Sequence[Finish], numbers: Sequence[Collection[int]], joining: Joining) -> JoinedFinish:
+        """The stops of several sets of rows that have come together, and the numbers that the rows of each had."""
+        parts: dict[int, _Part] = {}
+        for finish, own, first, shift in zip(sets, numbers, joining.firsts, joining.shifts, strict=True):
+            parts |= finish.split(own, first, shift)
+        return cls(parts)
 
-    def split(
-        self,
-        numbers: Collection[int],  # noqa: ARG002 - each part knows its own
-        shift: int,
-    ) -> list[tuple[Finish, Collection[int], int]]:
-        """The parts, with their columns moved."""
-        return [(finish, own, before + shift) for finish, own, before in self._parts]
+    def split(self, numbers: Collection[int], first: int, shift: int) -> dict[int, _Part]:
+        moved = {id(part): _Part(part.finish, part.first + first, part.shift + shift) for part in self._list_parts()}
+        return {number + first: moved[id(self._parts[number])] for number in numbers}
+
+    def forget(self, numbers: Collection[int]) -> None:
+        for number in numbers:
+            self._parts.pop(number, None)
+        self._follow_limits(self._list_parts())
+
+    @property
+    def needs_device(self) -> bool:
+        return any(part.finish.needs_device for part in self._list_parts())
 
     def explain_rows(
         self, rows: Rows, new_tokens: Sequence[Sequence[int]], scores: StepTensors | None
     ) -> list[str | None]:
         """Every part's own reasons for its own rows."""
-        reasons: list[str | None] = [None] * len(rows)
-        width = max(rows.ends)
-        for finish, numbers, shift in self._parts:
-            places = [place for place, number in enumerate(rows.numbers) if number in numbers]
-            if not places:
-                continue
-            if finish.needs_history:
-                found = finish.explain(rows.history()[places, shift:], scores)
-            else:
-                found = finish.explain_tokens([new_tokens[place][0] for place in places], width - shift)
-            for place, reason in zip(places, found, strict=True):
-                reasons[place] = reason
+        width, reasons = (
+            max(rows.ends),
+            self.explain_tokens([own[-1] for own in new_tokens], max(rows.ends), rows.numbers),
+        )
+        if self.needs_device:
+            history = rows.history()
+            for part in self._list_parts():
+                places = [place for place, number in enumerate(rows.numbers) if self._parts.get(number) is part]
+                if places and part.finish.needs_device:
+                    found = part.finish.explain(history[places, part.shift : width], scores)
+                    for place, reason in zip(places, found, strict=True):
+                        reasons[place] = reason
         return reasons
 
     def explain(
         self, history: torch.Tensor, scores: StepTensors | None, shown: Shown | None = None
     ) -> list[str | None]:
-        """Not without knowing whose rows they are."""
-        raise NotImplementedError("joined stops are asked by explain_rows")
+        """Why each row of (rows, width) is done, or None; `shown` says which rows they are."""
+        assert shown is not None
+        reasons: list[str | None] = [None] * len(history)
+        for part in self._list_parts():
+            places = [place for place, number in enumerate(shown.numbers) if self._parts.get(number) is part]
+            if places:
+                for place, reason in zip(
+                    places, part.finish.explain(history[places, part.shift :], scores), strict=True
+                ):
+                    reasons[place] = reason
+        return reasons
 
     def explain_tokens(
         self, tokens: Sequence[int], width: int, numbers: Sequence[int] | None = None
     ) -> list[str | None]:
-        """Likewise."""
-        raise NotImplementedError("joined stops are asked by explain_rows")
+        """Why rows of these numbers are done with a token each; nothing is said of those whose stops must see them, and
+        of those that have left."""
+        is_short = self._next_limit is None or width < self._next_limit
+        if is_short and self._ends is not None and self._ends.isdisjoint(tokens):
+            return [None] * len(tokens)
+        assert numbers is not None
+        found: list[str | None] = []
+        for token, number in zip(tokens, numbers, strict=True):
+            part = self._parts.get(number)
+            is_known = part is not None and not part.finish.needs_device
+            found.append(part.explain(token, width, number) if part is not None and is_known else None)
+        return found
 
     def count_left(self, width: int) -> int | None:
         """How many columns more every row may get."""
-        left = [finish.count_left(width - shift) for finish, _, shift in self._parts]
-        known = [count for count in left if count is not None]
-        return min(known) if known else None
+        return None if self._next_limit is None else max(0, self._next_limit - width)
 
     def ends_at(self, width: int) -> bool:
         """Whether all rows are done at that width."""
-        return all(finish.ends_at(width - shift) for finish, _, shift in self._parts)
+        if self._next_limit is None or width < self._next_limit:
+            return False
+        return all(part.finish.ends_at(width - part.shift) for part in self._list_parts())

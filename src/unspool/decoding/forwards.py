@@ -92,6 +92,21 @@ def select_rows(forward: Forward, index: torch.Tensor) -> Forward:
     )
 
 
+def join_rows(passes: Sequence[Forward]) -> Forward:
+    """What passes returned for the next tokens of their rows, as one pass over all of them."""
+    first = passes[0]
+    early = [one.early_logits for one in passes if one.early_logits is not None]
+    # After an epilogue they are by its scores.
+    likeliest = [one.likeliest for one in passes if one.likeliest is not None and one.epilogue is None]
+    return Forward(
+        torch.cat([one.logits for one in passes]),
+        early_logits=tuple(map(torch.cat, zip(*early, strict=True))) if len(early) == len(passes) else None,
+        likeliest=torch.cat(likeliest) if len(likeliest) == len(passes) else None,
+        path=first.path,
+        path_reason=first.path_reason,
+    )
+
+
 def find_rows(forward: Forward, state: torch.Tensor) -> int:
     """The dimension of the rows in a layer's hidden state; columns are the next one."""
     return forward.state_rows if state.dim() == 4 else 0

@@ -65,14 +65,16 @@ class Uniforms:
             self._first = [self._first[row] for row in index]
             self._seeds = seeds
 
-    def admit(self, other: Uniforms, seeds: torch.Tensor, positions: Sequence[int], others: Sequence[int]) -> None:
-        """Take in the numbers of other rows; `positions` and `others` are the next ones of both, `seeds` all rows'."""
-        own, new = self._take_ahead(positions), other._take_ahead(others)
+    def admit(self, others: Sequence[Uniforms], seeds: torch.Tensor, positions: Sequence[Sequence[int]]) -> None:
+        """Take in the numbers of other sets of rows; `positions` are the next ones of these and of each, `seeds` are
+        all rows'."""
+        found = [one._take_ahead(own) for one, own in zip((self, *others), positions, strict=True)]
+        tables = [one for one in found if one is not None]
         self._table = None
-        if own is not None and new is not None:
-            ahead = min(len(own), len(new))
-            self._table = torch.cat((own[:ahead], new[:ahead].to(own.device)), dim=1)
-            self._first, self._seeds = [*positions, *others], seeds
+        if len(tables) == len(found):
+            ahead = min(map(len, tables))
+            self._table = torch.cat([one[:ahead].to(seeds.device) for one in tables], dim=1)
+            self._first, self._seeds = [position for own in positions for position in own], seeds
 
     def _take_ahead(self, positions: Sequence[int]) -> torch.Tensor | None:
         """The numbers from these positions on, if the table has them."""

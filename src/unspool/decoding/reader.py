@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 
 from unspool.cache import BRANCH, BRANCH_SOURCE, ROLL_BACK, Cache, branch_rows
-from unspool.decoding.forwards import join_chunks, select_rows
+from unspool.decoding.forwards import join_chunks, join_rows, select_rows
 from unspool.decoding.parts import ask_in_parts
 from unspool.decoding.prompts import fill_right, fit_columns
 from unspool.decoding.readouts.base import Readout
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
+from unspool.kernels.sending import send
 from unspool.kernels.torch_threads import all_threads, one_thread
 from unspool.protocols import (
     LAST,
@@ -302,7 +304,7 @@ class Reader:
         assert self.ready is not None
         if branches > 1 and self._divides_rows:
             self.num_parts = branches
-        spread = self._spread(index)
+        spread = self.spread(index)
         if branches > 1 and self._can_branch():
             self.cache = branch_rows(self.cache, branches)
         else:
@@ -319,7 +321,7 @@ class Reader:
 
     def reorder_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow beams: row `i` goes on from what row `index[i]` was, within its own prompt."""
-        self.cache.select_rows(self._spread(index))
+        self.cache.select_rows(self.spread(index))
 
     @property
     def can_follow(self) -> bool:
@@ -336,20 +338,38 @@ class Reader:
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Let the cache follow rows that stay while others leave."""
-        spread = self._spread(index)
+        spread = self.spread(index)
         self.cache.select_rows(spread)
         self._select_prompts(index)
         self._select_ready(spread)
 
-    def admit(self, other: Reader, cache: Cache) -> None:
-        """Take in the rows of another reader of the model, whose prompts are read too; `cache` holds both's keys."""
-        is_plain = self.readout.is_plain and other.readout.is_plain and self.num_parts == other.num_parts == 1
-        if self.model is not other.model or not is_plain or self.want != other.want or self._prompt_embeds is not None:
-            raise ValueError("rows that are read in different ways can't share their passes")
-        if self.ready is not None or other.ready is not None:
-            raise ValueError("the first tokens of both sets must be chosen before they come together")
-        self.cache = cache
-        self.num_passes += other.num_passes
+    def admit(self, others: Sequence[Reader], cache: Cache, joining: Joining) -> None:
+        """Take in the rows of other readers of the model, whose prompts are read too. `cache` holds the keys
+        of all, one reader's after the other's."""
+        readers = [self, *others]
+        for other in others:
+            is_alike = type(self.readout) is type(other.readout) and self._plain_want == other._plain_want
+            is_whole = self.num_parts == other.num_parts == 1 and self._prompt_embeds is None
+            if self.model is not other.model or not (is_alike and is_whole):
+                raise ValueError("rows that are read in different ways can't share their passes")
+            if self.is_fresh != other.is_fresh:
+                raise ValueError(
+                    "the first tokens of all sets must be chosen before they come together, or those of none"
+                )
+        ready = [one.ready for one in readers if one.ready is not None]
+        self.cache, self.ready = cache, join_rows(ready) if ready else None
+        num_sets, order = self.readout.num_sets, _list_sets(self.readout.num_sets, joining.counts)
+        if num_sets > 1:
+            cache.select_rows(order)
+            if self.ready is not None:
+                self.ready = select_rows(self.ready, send(order, self.ready.logits.device))
+        self.starts, self.counts = [0] * len(order), [1] * len(order)
+        self.readout.admit([one.readout for one in others], joining.firsts[1:])
+        self.num_passes += sum(one.num_passes for one in others)
+
+    @property
+    def _plain_want(self) -> Want:
+        return replace(self.want, epilogue=None)
 
     def close_sets(self) -> None:
         """Leave the call's own rows in the cache, for whoever gets it."""
@@ -364,7 +384,7 @@ class Reader:
             own = held if ROLL_BACK in self.cache.can else [0] * len(held)
             self.cache.truncate(own + [0] * len(held) * (num_sets - 1))
 
-    def _spread(self, index: Sequence[int]) -> list[int]:
+    def spread(self, index: Sequence[int]) -> list[int]:
         """Rows of the cache for rows of the call: in every set the same."""
         num_sets = self.readout.num_sets
         size = len(self.cache.lengths) // num_sets
@@ -382,3 +402,14 @@ class Reader:
             self.starts = [self.starts[i] for i in index]
             self.counts = [self.counts[i] for i in index]
             self.ready = select_rows(self.ready, torch.tensor(list(index), device=self.ready.logits.device))
+
+
+def _list_sets(num_sets: int, counts: Sequence[int]) -> list[int]:
+    """Where the rows stand of caches side by side, each of so many rows for every set: set by set."""
+    firsts = [num_sets * first for first in accumulate(counts, initial=0)]
+    return [
+        first + one * count + row
+        for one in range(num_sets)
+        for first, count in zip(firsts, counts, strict=False)
+        for row in range(count)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,15 @@ from unspool.kernels.sending import Fetched, send
 from unspool.protocols import TokenLog
 
 NUM_STREAMS = 2  # independent numbers for one position: the draw's, and the processors'; speculation has its own
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How sets of rows have come together: an entry for those that were there, and for each that was taken in."""
+
+    counts: Sequence[int]  # their rows
+    firsts: Sequence[int]  # the number that their row 0 has now
+    shifts: Sequence[int]  # how many columns they have moved to the right
 
 
 class Rows:
@@ -272,32 +282,53 @@ class Rows:
         self.select(index)
         self.numbers = list(range(len(index)))
 
-    def admit(self, other: Rows, numbers: Sequence[int]) -> tuple[int, int]:
-        """Take in the rows of another set, after these, under new `numbers`; the other set is used up.
+    def admit(
+        self, others: Sequence[Rows], firsts: Sequence[int] | None = None, *, is_ragged: bool = False
+    ) -> list[int]:
+        """Take in the rows of other sets, after these; what was row 0 of each has the number in `firsts` from now on,
+        or they are numbered through. The others are used up.
 
-        Returns how many columns to the right these rows and the new ones stand from now on: all end in one column.
-        Both sets must hide their padding, or rows would see another number of padding columns than alone.
+        Returns how many columns to the right these rows and those of each other set stand from now on: all end in one
+        column, but for `is_ragged` rows, which keep their own. All sets must hide their padding, or rows would see
+        another number of padding columns than alone.
         """
-        if not (self.hides_padding and other.hides_padding):
+        sets = [self, *others]
+        if not all(one.hides_padding for one in sets):
             raise ValueError("rows whose padding counts as tokens can't stand beside others: hide it (hides_padding)")
-        ends, others = set(self.ends), set(other.ends)
-        if len(ends) > 1 or len(others) > 1:
-            raise ValueError(f"rows that end in the columns {sorted(ends)} and {sorted(others)} can't be joined")
-        end, other_end = max(ends), max(others)
-        shifts = (max(end, other_end) - end, max(end, other_end) - other_end)
-        tables = [self._tokens, other._tokens.to(self.device)]
+        ends = [set(one.ends) for one in sets]
+        if not is_ragged and any(len(own) > 1 for own in ends):
+            raise ValueError(f"rows that end in the columns {sorted(set().union(*ends))} can't be joined")
+        last = max(map(max, ends))
+        shifts = [0 if is_ragged else last - max(own) for own in ends]
+        tables = [one._tokens.to(self.device) for one in sets]
         room = max(table.shape[1] for table in tables)
         joined = torch.cat([F.pad(one, (0, room - one.shape[1]), value=self.pad_token_id) for one in tables])
         self._table = TokenTable(joined, self.pad_token_id)
         self._given = self._view = None
-        self._on_host.join(other._on_host, (end, other_end), shifts, self.pad_token_id)
-        self.offsets = [one + shifts[0] for one in self.offsets] + [one + shifts[1] for one in other.offsets]
-        held, self.lengths = self.lengths, self.lengths + other.lengths
-        self.numbers = self.numbers + list(numbers)
-        self.seeds = torch.cat((self.seeds, other.seeds.to(self.device)))
+        self._join_on_host(others, is_ragged=is_ragged)
+        self.offsets = [offset + shift for one, shift in zip(sets, shifts, strict=True) for offset in one.offsets]
+        self.seeds = torch.cat([one.seeds.to(self.device) for one in sets])
+        positions = [one.lengths for one in sets]
         for stream, uniforms in self._uniforms.items():
-            uniforms.admit(other._uniforms[stream], self.seeds, held, other.lengths)
+            uniforms.admit([one._uniforms[stream] for one in others], self.seeds, positions)
+        self.lengths, self._last = [length for own in positions for length in own], None
+        if firsts is None:
+            self.numbers = list(range(len(self.lengths)))
+        else:
+            self.numbers = [
+                first + number for one, first in zip(sets, (0, *firsts), strict=True) for number in one.numbers
+            ]
         return shifts
+
+    def _join_on_host(self, others: Sequence[Rows], *, is_ragged: bool) -> None:
+        if is_ragged:
+            self._on_host.forget()
+            return
+        end = max(self.ends)
+        for other in others:
+            own, end = end, max(end, *other.ends)
+            ends = (own, max(other.ends))
+            self._on_host.join(other._on_host, ends, (end - ends[0], end - ends[1]), self.pad_token_id)
 
     # --- randomness ----------------------------------------------------------------------------------
     def uniforms(self, stream: int = 0) -> torch.Tensor:

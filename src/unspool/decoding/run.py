@@ -58,6 +58,8 @@ class Run:
         self._left: Result | None = None  # what its strategy adds to the output, if nothing else of it is kept
         self.emitted: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.reasons: list[str | None] = [None] * self.num_rows
+        self._num_repeated = [0] * self.num_rows  # tokens that come once more, after a restart
+        self._is_timed = False  # the stops that count from the beginning are there
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.num_rows)]
         self.reported: deque[Reported] = deque()  # log-probabilities of row 0 that nobody has looked at
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
@@ -67,8 +69,8 @@ class Run:
 
     def __iter__(self) -> Iterator[Emitted]:
         started = time.perf_counter()
+        self._start_clocks()
         parts = self.parts
-        parts.criteria.extend(build_late_criteria(parts.plan, parts.hooks))
         loan = Loan(parts.hooks.cache) if parts.hooks.cache is not None and not parts.hooks.owns_cache else None
         try:
             yield from self._iterate(started)
@@ -94,6 +96,7 @@ class Run:
         scope = self._share_threads if self.parts.model.device.type == "cpu" else nullcontext
         for emitted in run_turns(turns, self.stats, started, scope):
             self._count_passes()
+            self.skip_repeated(emitted)
             self.gather(emitted)
             if observer is not None:
                 emitted.seen = observer.sum_up(emitted)
@@ -122,6 +125,52 @@ class Run:
         reader, stats = self._reader, self.stats
         assert reader is not None
         stats.forward_passes, stats.path, stats.path_reason = reader.num_passes, reader.path, reader.path_reason
+
+    # --- an engine that steps its rows with those of others ----------------------------------------------
+    def begin(self) -> Turns:
+        """Read the prompts, and set the strategy to work on what follows them; what it emits is for the caller to
+        `gather`."""
+        self._start_clocks()
+        with torch.no_grad():
+            turns = self._turns = self._begin()
+        self._count_passes()
+        return turns
+
+    def hand_over(self) -> None:
+        """Keep nothing of the turns that have begun: they are another's."""
+        self._turns = self._reader = None
+        self._left = Result()
+        self.cache.held = self.cache.encoded = None
+
+    def restart(self) -> None:
+        """Begin again, from the prompts; what was emitted before is not emitted again."""
+        parts, self._left = self.parts, None
+        made = prepare_parts(parts.model, parts.prompts, parts.plan, parts.hooks)
+        self.parts = replace(made, criteria=parts.criteria)  # clocks go on
+        self.cache = CallCache(self.parts)
+        self._turns = self._reader = None
+        self._num_repeated = list(map(len, self.emitted))
+        self.stats.new_tokens = 0
+
+    def _start_clocks(self) -> None:
+        if not self._is_timed:
+            self._is_timed = True
+            self.parts.criteria.extend(build_late_criteria(self.parts.plan, self.parts.hooks))
+
+    def skip_repeated(self, emitted: Emitted) -> None:
+        """Take out of a turn what was emitted before a restart."""
+        if not any(self._num_repeated):
+            return
+        for row in list(emitted.tokens):
+            count = min(self._num_repeated[row], len(emitted.tokens[row]))
+            self._num_repeated[row] -= count
+            emitted.tokens[row] = emitted.tokens[row][count:]
+            if row in emitted.logprobs:
+                emitted.logprobs[row] = emitted.logprobs[row][count:]
+            if self.reasons[row] is not None:
+                del emitted.tokens[row]
+                emitted.logprobs.pop(row, None)
+                emitted.finished.pop(row, None)
 
     def gather(self, emitted: Emitted) -> None:
         """Enter what a turn added to the rows."""

@@ -15,7 +15,7 @@ from unspool.decoding.observer import Observer, ProcessorStep, Scored
 from unspool.decoding.reader import Reader
 from unspool.decoding.readouts.base import Scores
 from unspool.decoding.record import Record
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
 from unspool.errors import NoTokenLeftError
 from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
@@ -218,6 +218,7 @@ class Scorer:
     def forget(self, num_steps: int) -> None:
         """Undo the last steps, each of one token per row."""
         self.reader.forget(num_steps)
+        self._readout.forget(num_steps)
         self._given, self._before = self._before, None
 
     def _keep_states(self, forward: Forward, rows: Rows) -> None:
@@ -387,12 +388,18 @@ class Scorer:
         self.reader.keep_rows(index)
         self._follow_processors(self.processors.select_rows(torch.tensor(list(index))))
 
-    def admit(self, other: Scorer, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
-        """Take in the rows of another scorer, after these: see `TokenTurns.admit`."""
-        self.reader.admit(other.reader, cache)
-        self._copies_logits = self._copies_logits or other._copies_logits
-        self._shows_all_rows = self._shows_all_rows or other._shows_all_rows
-        self._follow_processors(self.processors.join_rows(other.processors, counts, shifts))
+    def admit(self, others: Sequence[Scorer], cache: Cache, joining: Joining) -> None:
+        """Take in the rows of other scorers, after these; `cache` holds the keys of all."""
+        self.reader.admit([one.reader for one in others], cache, joining)
+        self._given = self._before = None
+        self._copies_logits = self._copies_logits or any(one._copies_logits for one in others)
+        self._shows_all_rows = self._shows_all_rows or any(one._shows_all_rows for one in others)
+        processors, held, shift = self.processors, joining.counts[0], joining.shifts[0]
+        if processors or any(one.processors for one in others):
+            for other, count, own in zip(others, joining.counts[1:], joining.shifts[1:], strict=True):
+                processors = processors.join_rows(other.processors, (held, count), (shift, own))
+                held, shift = held + count, 0
+            self._follow_processors(processors)
 
     def _follow_processors(self, processors: LogitsProcessorList) -> None:
         self.processors = processors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from unspool.decoding.select import draw
+from unspool.decoding.select import draw, take_likeliest
 from unspool.kernels.cpu.library import UNSURE
 from unspool.kernels.draws import draw_rows
 from unspool.kernels.presence import runs_kernels
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 DescribedDraw = tuple[ChoiceSizes, dict[str, torch.Tensor]]  # how, and the settings of its parts (rows or 1, 1)
 _prepared: set[tuple[torch.device, int, tuple[int, ...] | None]] = set()  # compiled in this process
 MOST_RANKED = 256  # candidates that kernels rank by comparing each with each: 1,000 take three times what a sort takes
+
+
+def choose_token(scores: torch.Tensor, uniforms: torch.Tensor | None, tail: FusedTail | None = None) -> torch.Tensor:
+    """The tokens (rows,) that are taken from scores (rows, vocab): the likeliest without numbers, or else those drawn
+    from what the tail leaves of them."""
+    if uniforms is None:
+        return take_likeliest(scores)
+    return draw(scores, uniforms) if tail is None else draw_from_tail(tail, scores, uniforms)
 
 
 def draw_from_tail(tail: FusedTail, scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,7 @@ import torch
 
 from unspool.decoding.arguments import find_arguments, list_asked
 from unspool.decoding.rows import Rows
-from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.tails import JoinedTails, draw_from_tail
+from unspool.decoding.tails import JoinedTails, choose_token
 from unspool.kernels.sending import send
 from unspool.logits import LogitsProcessorList
 from unspool.logits.base import RowGroups
@@ -132,12 +131,8 @@ class Chain:
         """The tokens (rows of the chain,)."""
         if self.is_greedy:
             likeliest = step.likeliest
-            return take_likeliest(self.pick(step.logits)) if likeliest is None else self.pick(likeliest)
-        scores = self.score(step)
-        if not self.do_sample:
-            return take_likeliest(scores)
-        uniforms = self.pick(step.uniforms(0))
-        return draw(scores, uniforms) if self._tail is None else draw_from_tail(self._tail, scores, uniforms)
+            return choose_token(self.pick(step.logits), None) if likeliest is None else self.pick(likeliest)
+        return choose_token(self.score(step), self.pick(step.uniforms(0)) if self.do_sample else None, self._tail)
 
     def score(self, step: Step) -> torch.Tensor:
         """The scores (rows of the chain, vocab) before the tail, or what is chosen from if there is none."""

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -24,15 +25,17 @@ from unspool.engine.passes import Passes, PassJob, mark_stream
 from unspool.engine.plain import PlainRows
 from unspool.engine.prefixes import PrefixIndex
 from unspool.engine.request import Request, make_fork_error
+from unspool.engine.row_sets import RowSet, RowSets
 from unspool.engine.scheduler import Limits, Scheduler, Status, Turn
-from unspool.engine.special_run import count_wanted
 from unspool.engine.special_tasks import SpecialTasks
 from unspool.engine.stats import Counters, EngineStats
+from unspool.engine.suspended import count_wanted
 from unspool.engine.tasks import PlainTask, SpecialTask, Task
 from unspool.errors import EngineError, ResourceError
 from unspool.forks import after_fork
 from unspool.kernels.by_thread import forget_thread
 from unspool.protocols import Model
+from unspool.shortage import is_out_of_memory
 
 _IDLE: Final = 0.001  # seconds to wait after a turn that had nothing to do
 _driving: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -57,7 +60,9 @@ class Driver:
         keep = None if memory.prefixes is None else partial(_keep_prefix, memory.prefixes)
         self._plain = PlainRows(model, cache, keep)
         self._tasks: dict[int, Task] = {}
-        self._specials = SpecialTasks(self.scheduler, memory, self._finish, self._fail)
+        self._specials = SpecialTasks(self.scheduler, memory, self._finish, self._fail, self._join)
+        self._sets = RowSets(self._finish, self._begin_again)
+        self.scheduler.on_short = self._sets.count_held
         self.counters = Counters()
         self.inbox = Inbox(limits.tokens_per_pass)
         self.death: EngineError | None = None
@@ -120,6 +125,7 @@ class Driver:
             _clear_frames(error)
         self._torn.clear()
         self._plain.close()
+        self._sets.close()
         self._passes.close()
         self._memory.close()
         self._reading = None
@@ -200,16 +206,19 @@ class Driver:
         for number in turn.admitted:
             self._open(number)
         self._specials.await_copies()
+        self._sets.begin_turns()
+        self._sets.await_copies()
         jobs = self._list_jobs(turn) if turn.reads or self._specials else []
+        asking = {job: one for one in self._sets if (job := one.make_job()) is not None}
         step = self._plain.ask()
         stepping = None if step is None else PassJob(step)
         asked = list(dict.fromkeys(job for _, job in jobs))  # several requests may read in one
-        all_jobs = asked if stepping is None else [stepping, *asked]
+        all_jobs = [*([] if stepping is None else [stepping]), *asked, *asking]
         wanted = sum(count_wanted(job.ask, self._memory.block_size) for job in all_jobs)
         self._memory.make_free(self._memory.use.num_tables * wanted)
         specials = {job: number for number, job in jobs if number in self._specials}
         plain_jobs = [(number, job) for number, job in jobs if number not in self._specials]
-        self._passes.run(all_jobs, lambda job: self._take_early(specials, job))
+        self._passes.run(all_jobs, lambda job: self._take_early(specials, asking, job))
         if self._plain.runs_ahead:
             self._reading = mark_stream() if turn.reads else None
         if stepping is not None and stepping.forward is not None:
@@ -220,16 +229,19 @@ class Driver:
         for job, number in specials.items():  # some wait for the device: it has the plain rows' tokens to choose
             self._take(number, job)
         self._specials.await_copies()
+        self._sets.await_copies()
         self._note(self._plain.land())
         self._make_room()
         self._usher.wake(everybody=self._plain.is_idle)
         if not all_jobs and not turn.admitted and not turn.expired and self._plain.is_idle:
             time.sleep(_IDLE)
 
-    def _take_early(self, specials: dict[PassJob, int], job: PassJob) -> None:
-        """Let a task that gives way go on before other passes are run: what it launches comes before them, and its copy
-        is there when they are done."""
-        number = specials.get(job)
+    def _take_early(self, specials: dict[PassJob, int], asking: dict[PassJob, RowSet], job: PassJob) -> None:
+        """Let sets of rows, and a task that gives way, go on before other passes are run: what they launch comes before
+        them, and their copies are there when they are done."""
+        row_set, number = asking.get(job), specials.get(job)
+        if row_set is not None:
+            self._sets.take(row_set, job)
         if number is not None and self._specials.gives_way(number):
             del specials[job]
             self._take(number, job)
@@ -425,7 +437,11 @@ class Driver:
         """Take a task's blocks. A plain one will read its text again; what others hold, or is packed, is moved."""
         task = self._tasks[number]
         if isinstance(task, SpecialTask):
-            self._specials.stop(task)
+            if task in self._sets:
+                self._sets.drop(task)
+                task.restart(joins=True)
+            else:
+                self._specials.stop(task)
             return
         assert isinstance(task, PlainTask)
         if self._memory.is_packed:
@@ -439,8 +455,29 @@ class Driver:
         if isinstance(task, PlainTask):
             self._plain.drop(task)
             task.close()
-        elif isinstance(task, SpecialTask) and task.special is not None:
-            task.special.stop()
+        elif isinstance(task, SpecialTask):
+            if task in self._sets:
+                self._sets.drop(task)
+            if task.special is not None:
+                task.special.stop()
+
+    def _join(self, task: SpecialTask) -> None:
+        """Let the rows of a task whose prompts are read be stepped with those of others."""
+        self._sets.admit(task, *task.join(self._memory))
+
+    def _begin_again(self, tasks: Sequence[SpecialTask], error: Exception) -> None:
+        """After an error in a turn of several tasks: each begins again, alone."""
+        for task in tasks:
+            if task.entry.number not in self._tasks:
+                continue
+            if len(tasks) == 1 and not is_out_of_memory(error):
+                self._fail(task, error)
+                continue
+            try:
+                task.restart(joins=False)
+                self._specials.open(task)
+            except Exception as own_error:
+                self._fail(task, own_error)
 
     def _forget(self, task: Task) -> None:
         self._let_go(task)

@@ -20,9 +20,10 @@ from unspool.api import LanguageModel, load
 from unspool.api.calls import feed
 from unspool.api.core import as_model
 from unspool.api.prompt import OMITTED
+from unspool.api.pruned_prompts import PRUNED
 from unspool.callbacks import check_streamer
 from unspool.config import GenerationConfig
-from unspool.decoding.among import Needs, find_needs
+from unspool.decoding.among import Needs, find_kind_of_steps, find_needs
 from unspool.engine.drafts import can_page
 from unspool.engine.driver import Driver
 from unspool.engine.joined import JoinedTask
@@ -30,8 +31,8 @@ from unspool.engine.memory import BlockLayout, EngineMemory
 from unspool.engine.request import Request
 from unspool.engine.results import results_as_they_finish, results_in_order
 from unspool.engine.scheduler import HIGHEST, LOWEST, Entry, Limits
-from unspool.engine.special_run import import_greenlet
 from unspool.engine.stats import EngineStats
+from unspool.engine.suspended import import_greenlet
 from unspool.engine.tasks import PlainTask, SpecialTask
 from unspool.errors import EngineError, ResourceError, SettingError, UnsupportedError
 from unspool.kernels.presence import refuse_forked
@@ -162,6 +163,11 @@ class Engine:
         settings: dict[str, Any],
     ) -> Request:
         memory = self._memory
+        if settings.get("cache_implementation") == PRUNED:
+            raise UnsupportedError(
+                "keys are let go after a pass of their own, which an engine does not share: use lm.generate() with "
+                "cache_implementation='pruned', or give the request a prefix: lm.prefix(…).compress()"
+            )
         answer = self._lm.start(prompt, **self._choose_cache(settings))
         if isinstance(answer.run.parts.model, ColumnModel):
             raise UnsupportedError(
@@ -192,6 +198,8 @@ class Engine:
             task = JoinedTask(request, needs, entry, tenant)
         else:
             task = SpecialTask(request, needs, entry, tenant)
+            if entry.can_move and memory.kind == "paged":
+                task.kind = find_kind_of_steps(answer.run.parts)
             task.stepped = self._make_stepped(request, entry, tenant)
         if self._stream is not None:
             self._stream.synchronize()  # what was made is there when the driving thread reads it

@@ -281,7 +281,7 @@ class PlainRows:
         new = _make_rows(rows, self._model.device)
         first = len(self._members)
         numbers = range(first, first + len(rows))
-        shifts = (0, 0) if self._rows is None else self._rows.admit(new, numbers)
+        shifts = [0, 0] if self._rows is None else self._rows.admit([new])
         if self._rows is None:
             self._rows = new
         width = max(self._rows.ends)

@@ -16,7 +16,7 @@ than that can overtake, so nobody waits for ever.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -132,6 +132,9 @@ class Scheduler:
         self._phases: dict[int, tuple[int, int]] = {}  # plain entries that run: their place in that list, and rows
         self._spread: dict[int, Entry] = {}  # those of them whose rows part with the next step
         self.num_preemptions = 0
+        self.on_short: Callable[[], None] = (
+            _do_nothing  # called before blocks are taken: `held` may be of some time ago
+        )
         # What passes may be as long as memory for larger ones is short.
         self._most_tokens, self._most_rows = limits.tokens_per_pass, limits.max_rows
         self._num_calm = 0  # turns since memory was short
@@ -246,6 +249,7 @@ class Scheduler:
         """Preempt entries, the last in the order first, until all others can take their next step."""
         if self._memory.has(self._count_promised()):
             return
+        self.on_short()
         found = sorted((entry for entry in self._active.values() if entry.is_plain or entry.can_move), key=_by_order)
         while found and not self._memory.has(self._count_promised()):
             last = found.pop()
@@ -408,6 +412,10 @@ class Scheduler:
         if self._others:
             total += sum(map(self._promise, self._others.values()))
         return total
+
+
+def _do_nothing() -> None:
+    """Nobody has more to say."""
 
 
 def _by_order(entry: Entry) -> tuple[float, int]:

@@ -22,8 +22,11 @@ class SpecialTasks:
         memory: EngineMemory,
         on_end: Callable[[SpecialTask], None],
         on_error: Callable[[SpecialTask, Exception], None],
+        on_read: Callable[[SpecialTask], None],
     ) -> None:
+        """`on_read` is called with a task whose prompts are read and whose steps are not its own."""
         self._scheduler, self._memory, self._on_end, self._on_error = scheduler, memory, on_end, on_error
+        self._on_read = on_read
         self._tasks: dict[int, SpecialTask] = {}
         self._awaited: list[SpecialTask] = []  # those that wait for copies from the device
         self._giving_way: set[int] = set()
@@ -92,7 +95,11 @@ class SpecialTasks:
             self._awaited.append(task)
             return
         if special.is_done:
-            self._on_end(task)
+            if special.turns is None:
+                self._on_end(task)
+            else:
+                self.forget(entry.number)
+                self._on_read(task)
             return
         entry.held = special.count_held()
         entry.wanted = self._memory.use.num_tables * special.count_wanted(self._memory.block_size)

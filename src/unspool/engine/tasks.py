@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from unspool.cache.paged.moving import MovedRows
 from unspool.decoding.among import Needs, make_finish, take_apart
 from unspool.decoding.finish import Finish
 from unspool.decoding.forwards import join_chunks
+from unspool.decoding.joining import JoiningTurns
 from unspool.decoding.loop import Emitted
 from unspool.decoding.randomness import draw_uniform
 from unspool.decoding.reader import answer_at_once
@@ -25,10 +26,11 @@ from unspool.engine.memory import EngineMemory
 from unspool.engine.plain import Arrival
 from unspool.engine.prefixes import BlockNames
 from unspool.engine.request import Request, Token
-from unspool.engine.scheduler import Entry
+from unspool.engine.scheduler import Entry, Status
 from unspool.engine.special_run import SpecialRun
 from unspool.errors import NoTokenLeftError
 from unspool.logits.blame import explain_no_token
+from unspool.outputs import TokenLogprob
 from unspool.protocols import Ask, Forward
 
 
@@ -350,6 +352,10 @@ class SpecialTask(Task):
         super().__init__(request, needs, entry, tenant)
         self.special: SpecialRun | None = None
         self.stepped: PlainTask | None = None  # the same request, stepped with others, without drafts
+        # What those have in common with whose rows its own can be stepped; None: its steps are its own.
+        self.kind: Hashable | None = None
+        self._news = Emitted({}, {})  # what its rows wrote in a set, and was not handed over
+        self._first_wanted = entry.wanted
         self._is_entered = False  # its prompts' blocks can be found by others
         self._names: list[BlockNames] = []  # of those blocks, if they were looked for
 
@@ -373,8 +379,64 @@ class SpecialTask(Task):
             (lambda: self._open_cache(memory)) if shares else None,
             memory.drafts,
             reads_whole=shares and memory.is_packed,
+            joins=self.kind is not None,
         )
         self.special.start()
+
+    # --- stepped with others ---------------------------------------------------------------------------------
+    def join(self, memory: EngineMemory) -> tuple[JoiningTurns, PagedCache]:
+        """Its turns and its cache for a set of rows, once its prompts are read."""
+        special, entry, plan = self.special, self.entry, self.run.parts.plan
+        assert special is not None and special.turns is not None
+        turns, special.turns = special.turns, None
+        cache = special.hand_over()
+        most = max(plan.num_candidates, 0 if plan.drafting is None else plan.drafting.num_tokens)
+        entry.held = count_held(cache)
+        entry.wanted = memory.use.num_tables * self.needs.num_cache_rows * (2 + most // memory.block_size)
+        entry.unread, entry.status = 0, Status.RUNNING
+        return turns, cache
+
+    def note_tokens(self, row: int, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: str | None) -> None:
+        """Take what a step of a set wrote to one of its rows."""
+        news = self._news
+        if row in news.tokens:
+            news.tokens[row] += tokens
+        else:
+            news.tokens[row] = list(tokens)
+        if logprobs is not None:
+            news.logprobs.setdefault(row, []).extend(logprobs)
+        if reason is not None:
+            news.finished[row] = reason
+
+    @property
+    def has_news(self) -> bool:
+        """Whether what it wrote is to be handed over now: it is the first or the last, or somebody waits for it."""
+        news = self._news
+        return bool(news.tokens) and (self.first_at is None or bool(news.finished) or self.request.is_heard)
+
+    def hand_over(self, num_passes: int) -> bool:
+        """Give its reader what it wrote; whether it has ended."""
+        news, self._news, stats = self._news, Emitted({}, {}), self.run.stats
+        stats.forward_passes = num_passes
+        stats.new_tokens += sum(map(len, news.tokens.values()))
+        self.run.skip_repeated(news)
+        if news.tokens:
+            self.run.gather(news)
+            self.deliver(news)
+        return all(self.run.reasons)
+
+    def restart(self, *, joins: bool) -> None:
+        """Begin again, with what was handed over known: to join others once more, or after an error of theirs alone."""
+        if self.special is not None:
+            self.special.stop()
+        self.special, self._news, self._is_entered = None, Emitted({}, {}), False
+        self.kind = self.kind if joins else None
+        self.run.restart()
+        entry, needs = self.entry, self.needs
+        entry.unread, entry.num_prompts, entry.wanted = needs.longest_prompt, needs.num_prompts, self._first_wanted
+        entry.held = entry.moved = 0
+        if joins:  # it was sent back: now it is promised all that it may take, so that it begins no third time
+            entry.can_move = False
 
     def move_out(self) -> None:
         """Let others have its blocks."""

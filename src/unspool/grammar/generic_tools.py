@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from unspool.errors import UnspoolError
-from unspool.grammar.tools import CallFormat, find_format
+from unspool.grammar.call_forms import CallFormat, ToolForm
+from unspool.grammar.tools import find_format
 
 GENERIC: Final = CallFormat('<tool_call>{"name": "', '", "arguments": ', "}</tool_call>")
 _DESCRIPTION: Final = (
@@ -17,7 +18,7 @@ _DESCRIPTION: Final = (
 )
 
 
-def choose_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[CallFormat, bool]:
+def choose_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolForm, bool]:
     """The format of tool calls, and whether it is the generic one, as the chat template has none that can be found."""
     try:
         return find_format(tokenizer, tools), False

@@ -20,6 +20,7 @@ from unspool.kernels.sending import send_beside
 from unspool.logits.base import LogitsProcessor
 from unspool.logits.building import Build
 from unspool.logits.whisper import WhisperTimeStampLogitsProcessor
+from unspool.thoughts.budget import spread
 from unspool.wording import about
 
 Value = TypeVar("Value")
@@ -86,7 +87,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
         texts = self._cut(input_ids.cpu() if host_ids is None else host_ids)
         bits = None if self._foreseen is None else self._foreseen.find(texts)
         if bits is None:
-            bits = _send(self._masks.make(self._find_states(texts), pinned=scores.is_cuda), scores.device)
+            bits = send_bits(self._masks.make(self._find_states(texts), pinned=scores.is_cuda), scores.device)
         return keep_allowed(scores, bits)
 
     def states_of(self, host_ids: torch.Tensor) -> list[MatcherState | None]:
@@ -98,40 +99,45 @@ class GrammarLogitsProcessor(LogitsProcessor):
     def start_choosing(self, host_ids: torch.Tensor) -> Chooser:
         """What chooses the next tokens of rows, greedily and step by step, after the tokens that they have."""
         [first] = set(self._first_columns)  # rows of one call
-        states = self._states.find_own(_spread(self.grammars, len(host_ids)), self._cut(host_ids), self.ends)
+        states = self._states.find_own(spread(self.grammars, len(host_ids)), self._cut(host_ids), self.ends)
         return Chooser(states, self._masks, num_free=max(0, first - host_ids.shape[1]))
 
     def foresee(self, rows: Sequence[list[int]], drafts: Sequence[list[int]], device: torch.device) -> None:
         """Make the masks behind rows (their columns) and along what is drafted for them in one call; the calls for
         scores on `device` that follow find theirs there."""
         self._foreseen = None
-        firsts = _spread(self._first_columns, len(rows))
-        if any(len(row) < first for row, first in zip(rows, firsts, strict=True)):
+        firsts = self.find_starts(rows)
+        if firsts is None:
             return
         texts = [row[first:] for row, first in zip(rows, firsts, strict=True)]
-        states = self._states.find_apart(_spread(self.grammars, len(rows)), texts, self.ends)
-        bits, firsts = self._masks.make_along(states, drafts, pinned=device.type == "cuda")
-        self._foreseen = Foreseen(texts, list(drafts), firsts, _send(bits, device))
+        states = self._states.find_apart(spread(self.grammars, len(rows)), texts, self.ends)
+        bits, places = self._masks.make_along(states, drafts, pinned=device.type == "cuda")
+        self._foreseen = Foreseen(texts, list(drafts), places, send_bits(bits, device))
+
+    def find_starts(self, rows: Sequence[list[int]]) -> list[int] | None:
+        """The columns in which the texts of rows begin; None if one has not begun."""
+        firsts = spread(self._first_columns, len(rows))
+        return None if any(len(row) < first for row, first in zip(rows, firsts, strict=True)) else firsts
 
     def _cut(self, host_ids: torch.Tensor) -> Texts:
         """What of rows' columns is their texts."""
-        firsts = _spread(self._first_columns, len(host_ids))
+        firsts = spread(self._first_columns, len(host_ids))
         first = min(min(firsts), host_ids.shape[1])
         return Texts(host_ids[:, first:], [own - first for own in firsts])
 
     def _find_states(self, texts: Texts) -> list[MatcherState | None]:
-        return self._states.find(_spread(self.grammars, len(texts.ids)), texts, self.ends)
+        return self._states.find(spread(self.grammars, len(texts.ids)), texts, self.ends)
 
     def join(self, other: Any, counts: tuple[int, int], shifts: tuple[int, int]) -> GrammarLogitsProcessor | None:
         """The processor for the rows of both, if their texts are of one vocabulary and end alike."""
         if self.ends != other.ends or self._masks.vocabulary is not other._masks.vocabulary:
             return None
         joined = copy.copy(self)
-        joined.grammars = _spread(self.grammars, counts[0]) + _spread(other.grammars, counts[1])
+        joined.grammars = spread(self.grammars, counts[0]) + spread(other.grammars, counts[1])
         joined._first_columns = [
             first + shift
             for one, count, shift in zip((self, other), counts, shifts, strict=True)
-            for first in _spread(one._first_columns, count)
+            for first in spread(one._first_columns, count)
         ]
         joined._states, joined._foreseen = self._states.join(other._states, counts), None
         return joined
@@ -148,16 +154,11 @@ class GrammarLogitsProcessor(LogitsProcessor):
         return chosen
 
 
-def _spread(values: list[Value], num_rows: int) -> list[Value]:
-    """A value for each of so many rows, of one for all or one for each."""
-    return values if len(values) == num_rows else values * num_rows
-
-
 def _select(values: list[Value], index: Sequence[int]) -> list[Value]:
     """The values of the rows at `index`; one for all stays as it is."""
     return [values[row] for row in index] if len(values) > 1 else values
 
 
-def _send(bits: torch.Tensor, device: torch.device) -> torch.Tensor:
+def send_bits(bits: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Masks where the scores are: beside the pass that they are waiting for, if that runs on a GPU."""
     return send_beside(bits, device) if device.type == "cuda" else bits.to(device)

@@ -17,6 +17,8 @@ from unspool.wording import about
 MOST_CHARACTERS: Final = 65_536
 MOST_CHOICES: Final = 4_096
 MOST_TAGS: Final = 256
+OWN_HEADER: Final = "// begins right behind a thought"
+"""A line of a grammar whose texts have all that a model writes between a thought and what follows it."""
 
 # Between the parts of a JSON document: nothing, a space, or a new line and its indentation. Unbounded white space is
 # what small models like best.
@@ -192,12 +194,19 @@ def embed_schema(schema: Any) -> str:
 
 
 def spell(text: str, specials: Container[str]) -> str:
-    """A fixed text as a part of a Lark grammar: special tokens by name, the rest as a literal."""
+    """A fixed text as a part of a Lark grammar: special tokens by name, or by their ids, the rest as a literal."""
     if not text:
         return ""
-    parts = re.split(r"(<[^<>\s]{1,64}>)", text) if specials else [text]
-    literal = [part if part in specials else json.dumps(part, ensure_ascii=False) for part in parts if part]
+    parts = re.split(r"(<[^<>\s]{1,64}>|\[[A-Z_/]{1,64}\])", text) if specials else [text]
+    literal = [_name_special(part, specials) or json.dumps(part, ensure_ascii=False) for part in parts if part]
     return " ".join(literal)
+
+
+def _name_special(text: str, specials: Container[str]) -> str:
+    """A special token as a grammar names it; empty for other texts."""
+    if text not in specials:
+        return ""
+    return text if text.startswith("<") else f"<[{specials[text]}]>" if isinstance(specials, Mapping) else ""
 
 
 def _check_text(setting: str, value: Any) -> None:

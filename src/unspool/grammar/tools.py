@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError, excerpt
-from unspool.grammar.sources import embed_schema, spell
-from unspool.outputs import ToolCall
+from unspool.grammar.call_forms import CallFormat, ToolForm
+from unspool.grammar.sources import OWN_HEADER, spell
+from unspool.grammar.tool_kinds import find_entry
+from unspool.thoughts.kinds import find_kind
 
 MOST_TOOLS: Final = 128
 _NAME: Final = "toolnamemark"
@@ -21,34 +21,14 @@ _ARGUMENTS: Final = re.compile(r'\{\s*"' + _KEY + r'"\s*:\s*"' + _VALUE + r'"\s*
 CHOICES: Final = ("none", "auto", "required")
 
 
-@dataclass(frozen=True)
-class CallFormat:
-    """How a chat template writes a tool call: before its name, between the name and the arguments, and after them."""
-
-    begin: str
-    middle: str
-    end: str
-
-    def read_calls(self, text: str) -> list[ToolCall]:
-        """The whole calls in a text."""
-        decoder, calls, place = json.JSONDecoder(), [], 0
-        while (found := text.find(self.begin, place)) >= 0:
-            place = found + len(self.begin)
-            middle = text.find(self.middle, place)
-            if middle < 0:
-                break
-            name, start = text[place:middle], middle + len(self.middle)
-            try:
-                arguments, place = decoder.raw_decode(text, start + len(text[start:]) - len(text[start:].lstrip()))
-            except (ValueError, RecursionError):  # cut off, or free text that looks like a call's beginning
-                continue
-            if isinstance(arguments, dict):
-                calls.append(ToolCall(name, arguments))
-        return calls
-
-
-def find_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
+def find_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> ToolForm:
     """The format of the tokenizer's chat template; raises if it has none."""
+    entry = find_entry(tokenizer.chat_template)
+    return _probe_format(tokenizer, tools) if entry is None else entry.form
+
+
+def _probe_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
+    """The format of calls with JSON in them, found by rendering one."""
     question = [{"role": "user", "content": "?"}]
     call = {
         "id": _ID,
@@ -74,7 +54,7 @@ def find_format(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallForma
     return CallFormat(begin.lstrip(), middle, _cut_end(written[arguments.end() :], tokenizer))
 
 
-def try_format(tokenizer: Any, tools: Any) -> CallFormat | None:
+def try_format(tokenizer: Any, tools: Any) -> ToolForm | None:
     """The format, or None if the template has none: nobody asked for calls."""
     try:
         return find_format(tokenizer, tools)
@@ -127,6 +107,14 @@ def check_tools(tools: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def find_schemas(tools: Any) -> dict[str, Any]:
+    """The schemas of tools' arguments by their names, as far as they have any: nobody asked that calls keep to them."""
+    try:
+        return dict(check_tools(tools))
+    except UnspoolError:
+        return {}
+
+
 def read_choice(tool_choice: Any, names: Container[str]) -> str:
     """ "none", "auto", "required", or the name of the tool that must be called."""
     if isinstance(tool_choice, str) and tool_choice in CHOICES:
@@ -149,7 +137,7 @@ def make_settings(
     specials: Container[str],
     *,
     stops_after_first: bool = False,
-    form: CallFormat | None = None,
+    form: ToolForm | None = None,
     allowed: Container[str] | None = None,
     otherwise: str = "",
 ) -> dict[str, Any]:
@@ -164,22 +152,61 @@ def make_settings(
         return {}
     form = find_format(tokenizer, tools) if form is None else form
     known = [(name, schema) for name, schema in known if allowed is None or name in allowed]
+    kind = find_kind(tokenizer)
+    has_header = kind is not None and bool(kind.header.strip())
     if choice == "auto" and not otherwise:
+        if has_header or not form.trigger:
+            return {}  # calls stand where no grammar of free text can tell them from it: they are read alone
+        return _tag_calls(form, known, specials, stops_after_first=stops_after_first)
+    wanted = [(name, schema) for name, schema in known if choice in ("auto", "required", f"tool:{name}")]
+    calls, rules = _write_calls(form, wanted, specials, is_lone=choice != "auto" or stops_after_first)
+    lead = f"({spell(form.lead, specials)})? " if form.lead else ""
+    start = f"{lead}{calls}"
+    if choice == "auto":
+        said = otherwise
+        if kind is not None and has_header:
+            said = f"({spell(kind.header, specials)} | {spell(kind.direct, specials)}) {otherwise}"
+        start, rules = "calls | answer", [*rules, f"calls: {lead}{calls}", f"answer: {said}"]
+    head = ["%llguidance {}", *([OWN_HEADER] if has_header else [])]
+    return {"grammar": "\n".join([*head, f"start: {start}", *rules])}
+
+
+def _write_calls(
+    form: ToolForm, known: Sequence[tuple[str, Any]], specials: Container[str], *, is_lone: bool, cut: str = ""
+) -> tuple[str, list[str]]:
+    """One call of some tools, or several, as an expression of a Lark grammar, and its rules."""
+    rules: list[str] = []
+    for place, (name, schema) in enumerate(known):
+        for first in (False, True) if cut and not form.section[0] else (False,):
+            call, more = form.write_call(place, name, schema, specials, cut if first else "")
+            rules.append(f"{'first' if first else 'call'}_{place}: {call}")
+            rules += [] if first else more
+    names = [" | ".join(f"{kind}_{place}" for place in range(len(known))) for kind in ("first", "call")]
+    one = f"({names[1]})"
+    first_one = f"({names[0]})" if cut and not form.section[0] else one
+    between = spell(form.between, specials)
+    opening = spell(form.section[0].removeprefix(cut), specials) if form.section[0] else ""
+    rest = "" if is_lone else f"({between} {one})*"
+    end = form.section[1]
+    space = end[: len(end) - len(end.lstrip())]  # a literal of its own: one that stands between calls may begin alike
+    return f"{opening} {first_one} {rest} {spell(space, ())} {spell(end.lstrip(), specials)}", rules
+
+
+def _tag_calls(
+    form: ToolForm, known: Sequence[tuple[str, Any]], specials: Container[str], *, stops_after_first: bool
+) -> dict[str, Any]:
+    """The setting that leaves a text free until it begins a call."""
+    if isinstance(form, CallFormat) and not form.section[0] and "{index}" not in form.begin + form.middle:
         structures = [
             {"begin": f"{form.begin}{name}{form.middle}", "schema": schema, "end": form.end} for name, schema in known
         ]
         tag = {"triggers": [form.begin], "structures": structures, "stop_after_first": stops_after_first}
         return {"structural_tag": tag}
-    wanted = [(name, schema) for name, schema in known if choice in ("auto", "required", f"tool:{name}")]
-    rules = [
-        f"call_{place}: {spell(f'{form.begin}{name}{form.middle}', specials)} {embed_schema(schema)} "
-        f"{spell(form.end, specials)}"
-        for place, (name, schema) in enumerate(wanted)
-    ]
-    start = " | ".join(f"call_{place}" for place in range(len(wanted)))
-    if choice == "auto":
-        start, rules = (
-            "calls | answer",
-            [*rules, f"calls: ({start}){'' if stops_after_first else '+'}", f"answer: {otherwise}"],
-        )
-    return {"grammar": "\n".join(["%llguidance {}", f"start: {start}", *rules])}
+    trigger = form.trigger
+    calls, rules = _write_calls(form, known, specials, is_lone=stops_after_first, cut=trigger)
+    if trigger in specials:
+        tag_rules = [f"tag: TEXT {spell(trigger, specials)} {calls}"]
+    else:
+        tag_rules = [f"open[lazy]: TEXT {spell(trigger, ())}", f"tag: open {calls}"]
+    whole = "TEXT | tag" if stops_after_first else "tag* TEXT"
+    return {"grammar": "\n".join(["%llguidance {}", f"start: {whole}", r"TEXT: /(.|\n)*/", *tag_rules, *rules])}

@@ -106,7 +106,7 @@ def _make(backend: Any, size: int, end: int) -> GrammarVocabulary:
     return GrammarVocabulary(tokens, text, size, (end,), drops_first_space(backend))
 
 
-def list_specials(tokenizer: Any) -> frozenset[str]:
-    """The special tokens of a tokenizer, as a grammar names them."""
+def list_specials(tokenizer: Any) -> dict[str, int]:
+    """The special tokens of a tokenizer, by which a grammar names them, and their ids."""
     found = getattr(tokenizer, "all_special_tokens", None) or ()
-    return frozenset(str(token) for token in found)
+    return {str(token): int(tokenizer.convert_tokens_to_ids(token)) for token in found}

@@ -13,6 +13,7 @@ from typing import Final
 
 from unspool.errors import LoadError
 from unspool.loading.hub import ALLOWED_PATTERNS, IGNORED_PATTERNS
+from unspool.loading.pickled import find_pickles
 from unspool.small_files import open_regular
 from unspool.text.folder import TEMPLATES
 
@@ -80,12 +81,16 @@ def digest_model(location: Path) -> str:
     if not location.is_dir():
         return digest_file(location)
     digest = hashlib.sha256()
-    read = [path for path in location.iterdir() if _is_read(path.name)]
-    for path in sorted([*read, *location.glob(TEMPLATES)]):
+    for path in sorted([*list_read(location), *find_pickles(location)]):
         if path.is_file():
             name = path.relative_to(location).as_posix()
             digest.update(f"{name}\0{digest_file(path)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def list_read(folder: Path) -> list[Path]:
+    """What is read of a model's folder: weights that are no pickles, settings, tokenizer and templates."""
+    return [*(path for path in folder.iterdir() if _is_read(path.name)), *folder.glob(TEMPLATES)]
 
 
 def sample_weights(location: Path) -> str:
@@ -93,7 +98,7 @@ def sample_weights(location: Path) -> str:
     if not location.is_dir():
         return _sample_file(location)
     digest = hashlib.sha256()
-    for path in sorted([*location.glob("*.safetensors"), *location.glob("config.json")]):
+    for path in sorted([*location.glob("*.safetensors"), *location.glob("config.json"), *find_pickles(location)]):
         if path.is_file():
             digest.update(f"{path.name}\0{_sample_file(path)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

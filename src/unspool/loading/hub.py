@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from unspool.errors import LoadError, MissingExtraError, ModelNotFoundError, Uns
 ALLOWED_PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model"]
 # "tokenizer*" alone would let code through; folders within a repository hold the same weights otherwise.
 PICKLES_AND_CODE = ["*.py", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle"]
+PICKLED_PATTERNS = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 IGNORED_PATTERNS = [*PICKLES_AND_CODE, "*/*", "consolidated*"]
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -82,7 +84,16 @@ def fetch(
             **how,
         )
         if has_weights and not is_offline and not any(Path(folder).glob("*.safetensors")):
-            _refuse_without_weights(huggingface_hub.list_repo_files(repo_id, revision=revision), repo_id)
+            files = huggingface_hub.list_repo_files(repo_id, revision=revision)
+            if not any(fnmatch(file, PICKLED_PATTERNS[0]) for file in files) or any(f.endswith(".gguf") for f in files):
+                _refuse_without_weights(files, repo_id)
+            # Models that exist only as pickles: a confined process rewrites them (`pickled`).
+            folder = huggingface_hub.snapshot_download(
+                repo_id,
+                allow_patterns=[*ALLOWED_PATTERNS, *PICKLED_PATTERNS],
+                ignore_patterns=[pattern for pattern in IGNORED_PATTERNS if pattern != "*.bin"],
+                **how,
+            )
         return Path(folder)
     except UnspoolError:
         raise
@@ -101,8 +112,8 @@ def _refuse_without_weights(files: list[str], repo_id: str) -> None:
         shown = ", ".join(f"{repo_id}:{file}" for file in ggufs[:8])
         raise LoadError(f"{repo_id!r} holds GGUF files: say which one you want, as in {shown}")
     raise LoadError(
-        f"{repo_id!r} on the hub holds neither safetensors nor GGUF files at its top "
-        "(pickle checkpoints are never downloaded). Use a repository that has them"
+        f"{repo_id!r} on the hub holds neither safetensors nor GGUF files nor a pytorch_model.bin at its "
+        "top (other pickles are never downloaded). Use a repository that has them"
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,15 +21,17 @@ from unspool.kernels.presence import has_triton, refuse_forked
 from unspool.kernels.torch_threads import one_thread, set_torch_threads
 from unspool.loading.digests import digest_model, sample_weights
 from unspool.loading.hub import NO_OPTIONS, HubOptions
+from unspool.loading.pickled import find_pickles
 from unspool.loading.quantised import QuantisedTensors
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
 from unspool.models.adapters.pictures import PictureReader, read_whole_config
 from unspool.models.adapters.whole import WholeObject
-from unspool.models.assembly import Packing
+from unspool.models.assembly import QUANTISED_TABLES, Packing
 from unspool.models.native import NativeModel
 from unspool.models.paths.captured_ahead import await_triton, start_triton
+from unspool.models.placement import DeviceRequest, check_present
 from unspool.models.registry import build_model, can_pack, find_family, name_architecture, reads_pictures
 from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, open_tokenizer, tokenizer_from_gguf
@@ -67,6 +70,7 @@ class FileOrigin:
     quantize: str | None
     threads: int | None
     native: bool | None
+    devices: DeviceRequest | None = None  # that its layers are laid over
 
     def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted | WholeObject:
         """The model again, on a device, and in another dtype if one is given."""
@@ -77,6 +81,7 @@ class FileOrigin:
             quantize=self.quantize,
             threads=self.threads,
             native=self.native,
+            devices=self.devices,
         ).model
 
     def digest(self) -> str:
@@ -112,7 +117,7 @@ def describe_files(
     hub: HubOptions = NO_OPTIONS,
 ) -> dict[str, Any]:
     """What `FileOrigin.describe` says of the model that `load_parts` makes of the same arguments, without making it."""
-    where, asked = _choose_device(device), _read_dtype(dtype)
+    where, asked = choose_device(device), _read_dtype(dtype)
     source = open_source(name, revision=revision, offline=offline, hub=hub)
     kept = asked or _choose_dtype(source, where)
     origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
@@ -131,13 +136,14 @@ def load_parts(
     progress: Progress | None = None,
     native: bool | None = None,
     hub: HubOptions = NO_OPTIONS,
+    devices: DeviceRequest | None = None,
 ) -> LoadedParts:
-    """Open a model's files and read its weights once, into the form they are kept in."""
-    where = _choose_device(device)
+    """Open a model's files and read its weights once, into the form they are kept in; laid over `devices` if given."""
+    where = choose_device(device) if devices is None else devices.lead
     asked = _read_dtype(dtype)
     start_triton(where)
     try:
-        parts = _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub)
+        parts = _load_parts(name, where, asked, quantize, threads, revision, offline, progress, native, hub, devices)
         await_triton()  # a caller may import parts of it next
         return parts
     except (MemoryError, RuntimeError, OSError) as error:
@@ -161,10 +167,22 @@ def _load_parts(
     progress: Progress | None,
     native: bool | None,
     hub: HubOptions,
+    devices: DeviceRequest | None,
 ) -> LoadedParts:
-    source = open_source(name, revision=revision, offline=offline, hub=hub)
+    report = None if progress is None else partial(progress, "safetensors")
+    source = open_source(name, revision=revision, offline=offline, hub=hub, report=report)
     is_gguf = source.kind == "gguf"
     is_adapted = _choose_adapter(native, source, quantize)
+    if is_adapted and find_pickles(source.location):
+        raise LoadError(
+            f"{source.location} has pickles alone, and transformers reads safetensors here; rewrite it first: "
+            f"unspool convert {source.location} OUT"
+        )
+    if is_adapted and devices is not None:
+        raise UnsupportedError(
+            f"{name_architecture(source.config)} runs through transformers, on one device; only native decoders are "
+            "laid over several: name one device"
+        )
     packing = None if is_adapted else _choose_packing(quantize, source, where, asked)
     _use_threads(threads)
     kept = asked or _choose_dtype(source, where)
@@ -196,9 +214,10 @@ def _load_parts(
                 dtype=kept,
                 progress=None if progress is None else lambda done, total: progress("weights", done, total),
                 packing=packing,
+                devices=devices,
             )
         tokenizer = reading.result()
-    model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native)
+    model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native, devices)
     pictures = None
     if not is_gguf and (reads_pictures(config) or (is_adapted and "vision_config" in config)):
         pictures = PictureReader(source.location, config, source.tensors, getattr(model, "inner", None))
@@ -239,9 +258,10 @@ def _choose_packing(
     quantize: str | None, source: OpenedModel, device: torch.device, dtype: torch.dtype | None
 ) -> Packing | None:
     """How the matrices are quantised: as asked; else a GGUF's own blocks, if there are products for them."""
-    if quantize not in ("auto", "int8", "int4", "fp8", None):
+    if quantize not in ("auto", "int8", "int4", "fp8", *QUANTISED_TABLES, None):
         raise SettingError(
-            f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', 'fp8', or None for plain numbers"
+            f"quantize={quantize!r:.40} is not known; use 'int8', 'int4', 'fp8', "
+            f"{', '.join(map(repr, QUANTISED_TABLES))}, or None for plain numbers"
         )
     if quantize is None:
         return None
@@ -256,9 +276,12 @@ def _choose_packing(
             return "fp8"
         if device.type == "cpu" and dtype not in (None, torch.float32):
             raise SettingError(f"quantize={quantize!r} computes in float32 beside its blocks; leave dtype={dtype} out")
-        return "int8" if quantize == "int8" else "int4"
-    is_quantised = _has_integers(source)
+        return cast("Packing", quantize)
     has_products = find_library() is not None if device.type == "cpu" else device.type == "cuda" and has_triton()
+    if isinstance(source.tensors, QuantisedTensors) and source.tensors.has_codes:
+        can_use = has_products and (device.type == "cuda" or dtype in (None, torch.float32))
+        return "tables" if can_use and can_pack(source.config, is_gguf=False) else None
+    is_quantised = _has_integers(source)
     can_use = has_products and dtype is None
     return "file" if is_quantised and can_use and can_pack(source.config, is_gguf=source.kind == "gguf") else None
 
@@ -292,7 +315,7 @@ def _read_tokenizer(source: OpenedModel) -> Tokenizer | None:
     return open_tokenizer(source.location) if has_one else None
 
 
-def _choose_device(device: str | torch.device | None) -> torch.device:
+def choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         refuse_forked(found)
@@ -305,6 +328,7 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
         ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"device={device!r} was asked for, and torch finds no CUDA device here; use device='cpu'")
+    check_present(chosen)
     refuse_forked(chosen)
     return chosen
 

@@ -43,13 +43,21 @@ class SafetensorsFiles(MappedTensors):
             refuse_missing_weights(location)
         super().__init__(location, locations)
 
+    @classmethod
+    def open_file(cls, path: Path) -> SafetensorsFiles:
+        """One file of any name."""
+        made = cls.__new__(cls)
+        made.metadata = {}
+        MappedTensors.__init__(made, path, made._read_shard(path))
+        return made
+
     def _read_shard(self, path: Path) -> dict[str, TensorLocation]:
         locations, metadata = _read_header(MappedFile(path))
         self.metadata |= metadata
         return locations
 
     def _read_shards(self, folder: Path) -> dict[str, TensorLocation]:
-        weight_map = _read_weight_map(folder / INDEX_NAME)
+        weight_map = read_weight_map(folder / INDEX_NAME)
         shards = {shard: folder / shard for shard in dict.fromkeys(weight_map.values())}
         missing = [shard for shard, path in shards.items() if not path.is_file()]
         if missing:
@@ -67,8 +75,9 @@ class SafetensorsFiles(MappedTensors):
 def refuse_pickle(path: Path) -> NoReturn:
     """Raise the error for a pickle checkpoint, with the way to convert it."""
     raise LoadError(
-        f"{path} is a pickle, which can run any code when it is opened; unspool opens none. "
-        "Use the model's safetensors or GGUF files, or convert it somewhere you can trust it:\n"
+        f"{path} is a pickle, which can run any code when it is opened; unspool opens none itself. Folders with a "
+        "config.json and pytorch_model.bin, or its shards, are rewritten by a confined process: give the folder, or "
+        "use `unspool convert`. Otherwise convert it somewhere you can trust it:\n"
         "  from transformers import AutoModelForCausalLM\n"
         f"  AutoModelForCausalLM.from_pretrained({str(path.parent)!r}).save_pretrained('converted')\n"
         "or, where the file is a plain mapping of names to tensors:\n"
@@ -87,7 +96,8 @@ def refuse_missing_weights(folder: Path) -> NoReturn:
     raise ModelNotFoundError(f"{folder} holds no weights: neither {WEIGHTS_NAME} nor {INDEX_NAME} is in it")
 
 
-def _read_weight_map(path: Path) -> dict[str, str]:
+def read_weight_map(path: Path, suffix: str = ".safetensors") -> dict[str, str]:
+    """The shard of each tensor, as an index says; shards end in `suffix` and lie in or below the index's folder."""
     weight_map = read_json_object(path, _MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise LoadError(f"{path} has no weight_map from tensor names to files")
@@ -97,17 +107,17 @@ def _read_weight_map(path: Path) -> dict[str, str]:
     if len(shards) > _MAX_SHARDS:
         raise LoadError(f"{path} lists {len(shards)} shards, more than {_MAX_SHARDS}")
     for shard in shards:
-        _check_shard_name(shard, path)
+        _check_shard_name(shard, path, suffix)
     return weight_map
 
 
-def _check_shard_name(shard: str, index: Path) -> None:
-    """A shard is a .safetensors file in or below the folder, spelled so on every system."""
+def _check_shard_name(shard: str, index: Path, suffix: str) -> None:
+    """A shard is a file in or below the folder, spelled so on every system."""
     parts = PurePosixPath(shard).parts
     leaves = shard.startswith("/") or ".." in parts or any(sign in shard for sign in "\\:\0")
     can_be = shard.isprintable() and len(shard.encode()) <= _MAX_NAME_BYTES
-    if leaves or not can_be or not shard.endswith(".safetensors"):
-        raise LoadError(f"{index} names {shard!r} as a shard; a shard is a .safetensors file within the model's folder")
+    if leaves or not can_be or not shard.endswith(suffix):
+        raise LoadError(f"{index} names {shard!r} as a shard; a shard is a {suffix} file within the model's folder")
 
 
 def _read_header(file: MappedFile) -> tuple[dict[str, TensorLocation], dict[str, str]]:

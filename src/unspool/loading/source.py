@@ -14,6 +14,7 @@ from unspool.errors import LoadError, ModelNotFoundError, SettingError, excerpt
 from unspool.loading.catalogue import describe_unknown, find_entry, find_model
 from unspool.loading.gguf import GGUFFile
 from unspool.loading.hub import NO_OPTIONS, HubOptions, fetch, parse_hub_name
+from unspool.loading.pickled import Report, find_pickles, open_pickles
 from unspool.loading.quantised import open_quantised
 from unspool.loading.safetensors_files import PICKLE_SUFFIXES, SafetensorsFiles, refuse_pickle
 from unspool.loading.tensors import TensorFile
@@ -60,9 +61,12 @@ def open_source(
     revision: str | None = None,
     offline: bool | None = None,
     hub: HubOptions = NO_OPTIONS,
+    report: Report | None = None,
 ) -> OpenedModel:
-    """Find and open a model: an existing folder or GGUF file, a short name, or a hub id, in this order."""
-    return _open_path(find_source(name_or_path, revision=revision, offline=offline, hub=hub))
+    """Find and open a model: an existing folder or GGUF file, a short name, or a hub id, in this order.
+
+    `report(done, total)` is called while pickles are rewritten, in bytes."""
+    return _open_path(find_source(name_or_path, revision=revision, offline=offline, hub=hub), report)
 
 
 def find_source(
@@ -144,13 +148,13 @@ def _refuse_revision(revision: str | None, reason: str) -> None:
         raise SettingError(f"revision={revision!r} can't be used: {reason}. Revisions belong to hub ids")
 
 
-def _open_path(path: Path) -> OpenedModel:
+def _open_path(path: Path, report: Report | None) -> OpenedModel:
     if path.is_dir():
         ggufs = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
         if len(ggufs) > 1:
             names = ", ".join(gguf.name for gguf in ggufs[:8])
             raise LoadError(f"{path} holds {len(ggufs)} GGUF files: give the path of one of them ({names})")
-        return _open_gguf(ggufs[0]) if ggufs else _open_folder(path)
+        return _open_gguf(ggufs[0]) if ggufs else _open_folder(path, report)
     if path.suffix == ".gguf":
         return _open_gguf(path)
     if path.suffix in PICKLE_SUFFIXES:
@@ -159,9 +163,10 @@ def _open_path(path: Path) -> OpenedModel:
     raise LoadError(f"{path} is not a model that can be opened by itself. {hint}")
 
 
-def _open_folder(folder: Path) -> OpenedModel:
-    tensors = SafetensorsFiles(folder)
+def _open_folder(folder: Path, report: Report | None) -> OpenedModel:
     config = folder / "config.json"
+    pickles = find_pickles(folder) if folder.is_dir() and config.is_file() else {}
+    tensors: TensorFile = open_pickles(folder, report) if pickles else SafetensorsFiles(folder)
     if not config.is_file():
         raise LoadError(f"{folder} has weights and no config.json, which says what model they are")
     generation = folder / "generation_config.json"

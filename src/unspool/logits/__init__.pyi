@@ -41,6 +41,7 @@ from unspool.logits.typicality import TopHLogitsWarper as TopHLogitsWarper
 from unspool.logits.typicality import TypicalLogitsWarper as TypicalLogitsWarper
 from unspool.logits.watermark import WatermarkProcessor as WatermarkProcessor
 from unspool.logits.whisper import WhisperTimeStampLogitsProcessor as WhisperTimeStampLogitsProcessor
+from unspool.thoughts.budget import ThinkingBudgetLogitsProcessor as ThinkingBudgetLogitsProcessor
 
 __all__ = [
     "AlternatingCodebooksLogitsProcessor",
@@ -75,6 +76,7 @@ __all__ = [
     "SuppressTokensAtBeginLogitsProcessor",
     "SuppressTokensLogitsProcessor",
     "TemperatureLogitsWarper",
+    "ThinkingBudgetLogitsProcessor",
     "TopALogitsWarper",
     "TopHLogitsWarper",
     "TopKLogitsWarper",

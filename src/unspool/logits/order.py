@@ -22,7 +22,7 @@ from unspool.config.parameter import (
 from unspool.errors import SettingError
 from unspool.logits.entry import ProcessorEntry, Stage, check_entry
 from unspool.logits.sampling_order import SAMPLING
-from unspool.registry import Table
+from unspool.registry import Table, resolve
 from unspool.wording import about
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def _make_dry(processor: Any, build: Build) -> Any:
 
 
 def _make_grammar(processor: Any, build: Build) -> Any:
-    return processor.make(build)
+    """The processor of a grammar: of all that is written, or of what follows thoughts."""
+    made = (
+        resolve("unspool.grammar.after_thoughts:AnswerGrammarLogitsProcessor") if build.settings.thoughts else processor
+    )
+    return made.make(build)
 
 
 def _grammar(name: str, kind: Kind, text: str, **more: Any) -> ProcessorEntry:
@@ -281,6 +285,20 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
         processor=f"{_HERE}.forced:PrefixConstrainedLogitsProcessor",
         argument="prefix_allowed_tokens_fn",
         make=lambda kind, build: kind(build.context.prefix_allowed_tokens_fn, build.settings.num_beams or 1),
+    ),
+    ProcessorEntry(
+        processor="unspool.thoughts.budget:ThinkingBudgetLogitsProcessor",
+        parameters=(
+            make_count(
+                "max_thinking_tokens",
+                None,
+                "length",
+                "Most tokens of thoughts; then they are ended in the model's own words, and the answer begins.",
+                per_row=True,
+                is_ours=True,
+            ),
+        ),
+        make=lambda kind, build: kind.make(build),
     ),
     # What is forced below may cut a structured text off, as max_new_tokens may.
     _grammar("json_schema", "schema", "The text is a JSON document that this schema describes."),

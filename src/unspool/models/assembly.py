@@ -11,7 +11,20 @@ import torch
 
 from unspool.errors import LoadError
 from unspool.kernels import mx
-from unspool.kernels.cpu import BLOCK, AnyRows, Blocks, Kind, RawBlocks, SuperBlocks, join_rows, quantise, read_plain
+from unspool.kernels.cpu import (
+    BLOCK,
+    AnyRows,
+    Blocks,
+    Kind,
+    RawBlocks,
+    SuperBlocks,
+    TableBlocks,
+    TableKind,
+    join_rows,
+    quantise,
+    quantise_table,
+    read_plain,
+)
 from unspool.kernels.cpu.tiles import TILE
 from unspool.models.decoder.spec import NormSpec
 from unspool.models.sharing import SharedSource
@@ -22,6 +35,7 @@ from unspool.models.weights import (
     Norm,
     PackedEmbedding,
     PackedLinear,
+    TableLinear,
     WeightSource,
     WordEmbedding,
     WordLinear,
@@ -36,10 +50,19 @@ _BUFFERS: Final = re.compile(
 )
 
 
-Packing = Literal["file", "int8", "int4", "fp8"]
+Packing = Literal["file", "int8", "int4", "fp8", "tables", "nf4", "nf4-double", "fp4", "fp4-double"]
 """How matrices are quantised: as the file's own blocks (8 bits if it has none of a known form), or all alike.
 
-With floats of 8 bits ("fp8") embeddings and the head are 8-bit blocks."""
+With floats of 8 bits ("fp8") embeddings and the head are 8-bit blocks. "tables" are a file's own codes of nf4 or fp4;
+with these, and where they are made here, everything but the layers' products stays plain numbers."""
+
+QUANTISED_TABLES: Final[dict[str, tuple[TableKind, bool]]] = {
+    "nf4": ("nf4", False),
+    "nf4-double": ("nf4", True),
+    "fp4": ("fp4", False),
+    "fp4-double": ("fp4", True),
+}
+"""What is made of plain numbers, and whether the sizes of blocks are quantised too."""
 
 
 class Assembler:
@@ -138,7 +161,15 @@ class Assembler:
 
     def packs(self, inputs: int) -> bool:
         """Whether matrices with `inputs` columns are quantised."""
-        return self.packing is not None and inputs % BLOCK == 0
+        return self.packing is not None and not self._has_tables and inputs % BLOCK == 0
+
+    @property
+    def _has_tables(self) -> bool:
+        return self.packing == "tables" or self.packing in QUANTISED_TABLES
+
+    def orders(self, inputs: int) -> bool:
+        """Whether `product` may take an order of rows for matrices with `inputs` columns."""
+        return self.packs(inputs) or (self._has_tables and inputs % BLOCK == 0)
 
     def pack(
         self,
@@ -274,6 +305,14 @@ class Assembler:
     ) -> AnyLinear:
         """As `linear`, quantised if that was asked for. A packed layout can't be reordered, so `order` gives the order
         of a quantised matrix's rows."""
+        if self._has_tables and inputs % BLOCK == 0:
+            tables = self._find_tables(names, sizes, inputs, is_transposed)
+            if tables is not None:
+                bias = self.biases(names, sizes) if has_bias else None
+                if order is not None:
+                    tables = tables.select_rows(order.to(tables.nibbles.device))
+                    bias = bias[order.to(bias.device)] if bias is not None else None
+                return self._lay_out_tables(tables, bias)
         if not self.packs(inputs):
             return self.linear(
                 names, sizes, inputs, has_bias=has_bias, is_transposed=is_transposed, is_changed=is_changed
@@ -300,6 +339,38 @@ class Assembler:
             parts = _order_parts(parts, order)
             bias = bias[order.to(bias.device)] if bias is not None else None
         return self.lay_out(*parts, bias=bias)
+
+    def _find_tables(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, is_transposed: bool
+    ) -> TableBlocks | None:
+        """Stacked matrices as codes of one table: the file's own, or quantised here; None if they are plain numbers."""
+        found = [
+            self.find(f"{name}.weight", (inputs, size) if is_transposed else (size, inputs))
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        parts: list[TableBlocks] = []
+        asked = QUANTISED_TABLES.get(self.packing or "")
+        for name, size in zip(found, sizes, strict=True):
+            if asked is not None:
+                numbers = self.empty(size, inputs, dtype=torch.float32)
+                self.source.copy_into(name, numbers, transpose=is_transposed)
+                parts.append(quantise_table(numbers, asked[0], is_nested=asked[1]))
+                continue
+            own = self.source.blocks(name)
+            if isinstance(own, TableBlocks):
+                parts.append(own)
+        if len(parts) < len(names) or len({part.kind for part in parts}) > 1:
+            return None
+        joined = join_rows(parts)
+        assert isinstance(joined, TableBlocks)
+        for name in found:
+            self._account(name)
+        return joined
+
+    def _lay_out_tables(self, blocks: TableBlocks, bias: torch.Tensor | None) -> AnyLinear:
+        if self.device.type == "cpu":
+            return PackedLinear.of(blocks, bias=bias)
+        return TableLinear.of(blocks, self.device, self.dtype, bias)
 
     def lay_out(self, *parts: AnyRows, bias: torch.Tensor | None = None) -> PackedLinear | WordLinear:
         """Blocks in the layout that the device's products read; those of several kinds are for a CPU."""

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from unspool.models.weights import MxLinear, PackedRows, WordRows
+from unspool.models.weights import MxLinear, PackedRows, TableLinear, WordRows
 
 _NAMES: Final = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K", "q5": "Q5"}  # of GGUF's formats, as files write them
 _LEAST: Final = 1 / 100  # of all parameters: a format that fewer have is not named
@@ -38,6 +38,9 @@ def iterate_held(holder: Any) -> Iterator[HeldNumbers]:
         yield from iterate_held(holder.bias)
     elif isinstance(holder, MxLinear):
         yield HeldNumbers(holder.words.data_ptr(), holder.words.numel() * 8, "mxfp4")
+        yield from iterate_held(holder.bias)
+    elif isinstance(holder, TableLinear):
+        yield HeldNumbers(holder.words.data_ptr(), holder.words.numel() * 8, holder.kind)
         yield from iterate_held(holder.bias)
     elif isinstance(holder, list):
         for item in holder:

@@ -14,6 +14,7 @@ from unspool.cache import Cache, KeyShape, make_cache
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.counting import count_parameters, describe_weights, iterate_held, name_formats
 from unspool.models.handing import Origin, Reduced, identify, reduce_model
+from unspool.models.placement import Placement
 from unspool.models.weights import AnyEmbedding, AnyLinear, convert_tensors, iterate_tensors
 from unspool.protocols import LAST, Encoded, Forward, ModelInfo, Want
 
@@ -38,6 +39,7 @@ class NativeModel(ABC):
         self._device = device
         self._dtype = dtype
         self.generation_config: Any = None
+        self.placement: Placement | None = None  # where its parts lie, if not on one device
         self.origin: Origin | None = None  # where it was loaded from; None if it was built in memory
 
     def __repr__(self) -> str:
@@ -56,7 +58,7 @@ class NativeModel(ABC):
     def _copy(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        for name in ("_device", "_dtype", "origin", "spec", "info", "config", "weights", *self._SETTINGS):
+        for name in ("_device", "_dtype", "placement", "origin", "spec", "info", "config", "weights", *self._SETTINGS):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made._refresh()  # rebuilds what holds addresses, for the copy
         return made
@@ -159,6 +161,11 @@ class NativeModel(ABC):
         if dtype is not None and not dtype.is_floating_point:
             raise UnsupportedError(f"weights can't be kept in {dtype}; use a floating point type")
         place = torch.device(device) if device is not None else self._device
+        if self.placement is not None and (place != self._device or dtype not in (None, self._dtype)):
+            raise UnsupportedError(
+                f"the model lies on {', '.join(map(str, self.placement.devices))} and is not moved; load it again with "
+                "device= and dtype="
+            )
         if self.is_quantised and (place.type != self._device.type or dtype not in (None, self._dtype)):
             raise UnsupportedError(
                 f"the weights are quantised for {self._device.type} in {self._dtype} and can't be moved to "

@@ -39,6 +39,7 @@ from unspool.models.families.pictures import PICTURES, PictureFamily
 from unspool.models.families.t5 import MT5, T5, UMT5
 from unspool.models.families.whisper import WHISPER
 from unspool.models.native import NativeModel
+from unspool.models.placement import DeviceRequest
 from unspool.models.weights import WeightSource
 from unspool.registry import Table
 
@@ -124,16 +125,33 @@ def build_model(
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
     packing: Packing | None = None,
+    devices: DeviceRequest | None = None,
 ) -> NativeModel:
     """The model of a `config.json` (or a GGUF header) and its weights.
 
-    With `packing` its matrices are quantised for products on a CPU; the rest is float32.
+    With `packing` its matrices are quantised for products on a CPU; the rest is float32. With `devices` its layers are
+    laid over several.
     """
     place = torch.device(device)
     family = describe_gguf(config) if is_gguf else describe(config)
     kept = dtype or _default_dtype(config, place)
     # Hundreds of small operators: each would wait for OpenMP's threads, which get no core on a machine that is busy.
     with one_thread(0) if place.type == "cpu" else nullcontext():
+        if devices is not None:
+            if not isinstance(family, DecoderFamily):
+                raise UnsupportedError(
+                    f"{family.name} models lie on one device: only decoders are laid over several; name one device"
+                )
+            return family.build(
+                config,
+                tensors,
+                is_gguf=is_gguf,
+                device=place,
+                dtype=kept,
+                progress=progress,
+                packing=packing,
+                devices=devices,
+            )
         if packing is None:
             return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
         if not isinstance(family, DecoderFamily | PairFamily | PictureFamily):

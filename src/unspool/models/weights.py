@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 
 from unspool.errors import LoadError
-from unspool.kernels.cpu import AnyKind, AnyRows, Blocks, find_library, lay_out, unpack_tiles
+from unspool.kernels.cpu import (
+    AnyKind,
+    AnyRows,
+    Blocks,
+    TableBlocks,
+    TableKind,
+    find_library,
+    lay_out,
+    unpack_tiles,
+)
 from unspool.kernels.cpu.operators import multiply_packed, read_packed_rows
 from unspool.kernels.cpu.structures import CMatrix, describe_matrix
 from unspool.kernels.gpu.products.words import WordKind, Words, lay_out_words, round_floats
@@ -20,6 +29,7 @@ from unspool.kernels.halves import multiply_rows
 from unspool.kernels.mx import MxWords
 from unspool.kernels.norms import layer_norm, rms_norm
 from unspool.kernels.presence import has_triton
+from unspool.kernels.table_words import TableWords, lay_out_tables
 
 
 class StoredTensor(Protocol):
@@ -338,7 +348,57 @@ class MxLinear:
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
-AnyLinear = Linear | PackedLinear | WordLinear | MxLinear
+@dataclass(slots=True)
+class TableLinear:
+    """A matrix (out, in) of codes of a table on a GPU and, if the model has one, a bias."""
+
+    words: torch.Tensor  # (out, in / 8) int32
+    scales: torch.Tensor  # (out, in / 32) int32: bits of float32, which no change of dtype reaches
+    kind: TableKind
+    dtype: torch.dtype  # that the model computes in
+    bias: torch.Tensor | None = None
+
+    @property
+    def _laid(self) -> TableWords:
+        return TableWords(self.words, self.scales.view(torch.float32), self.kind)
+
+    @property
+    def operand(self) -> torch.Tensor:
+        """What a kernel of plain numbers reads."""
+        return self.weight
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dequantised matrix: (out, in), computed at every call."""
+        return self._laid.dequantise(self.dtype)
+
+    def part(self, place: int, count: int) -> TableLinear:
+        """One of `count` matrices of equal size that stand one below the other."""
+        rows = self.words.shape[0] // count
+        mine = slice(place * rows, (place + 1) * rows)
+        bias = None if self.bias is None else self.bias[mine]
+        return TableLinear(self.words[mine], self.scales[mine], self.kind, self.dtype, bias)
+
+    @classmethod
+    def of(cls, blocks: TableBlocks, device: torch.device, dtype: torch.dtype, bias: torch.Tensor | None) -> Self:
+        """Blocks, laid out on a device."""
+        laid = lay_out_tables(blocks, device)
+        return cls(laid.words, laid.scales.view(torch.int32), laid.kind, dtype, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_cuda or not has_triton():
+            return F.linear(x, self.weight.to(x.dtype), self.bias)
+        from unspool.kernels.gpu.products.table_product import MOST_ROWS, multiply_tables
+
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        if rows.shape[0] > MOST_ROWS:
+            return F.linear(x, self.weight.to(x.dtype), self.bias)
+        out = x.new_empty(rows.shape[0], self.words.shape[0])
+        multiply_tables(self._laid, rows, out, self.bias)
+        return out.view(*x.shape[:-1], -1)
+
+
+AnyLinear = Linear | PackedLinear | WordLinear | MxLinear | TableLinear
 AnyEmbedding = Embedding | PackedEmbedding | WordEmbedding
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
+from unspool.config import BaseWatermarkingConfig
 from unspool.registry.tables import count_changes
 
 T = TypeVar("T")
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _MOST_KEPT: Final = 64
-_LONGEST: Final = 256  # values of a list
+_LONGEST: Final = 256  # values of a list or a dict
+_DEEPEST: Final = 8  # of these in each other
 
 
 class Memo(Generic[T]):
@@ -32,7 +34,8 @@ class Memo(Generic[T]):
 
 
 def describe_values(*layers: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """A key for mappings of plain values and short lists of them, equal for equal ones; None if they hold others.
+    """A key for mappings of plain values, of short lists and dicts of them and of watermarks' settings, equal for equal
+    ones; None if they hold others.
 
     It also stands for what plug-ins have registered by now.
     """
@@ -48,8 +51,22 @@ def describe_values(*layers: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return tuple(described)
 
 
-def _freeze(value: Any) -> tuple[Any, ...] | None:
-    """A list of plain values, a set of names or an empty dict as a tuple; None for anything else."""
-    if type(value) in (list, tuple, frozenset) and len(value) <= _LONGEST and _PLAIN.issuperset(map(type, value)):
-        return (tuple(map(type, value)), tuple(value)) if type(value) is not frozenset else (value,)
-    return () if type(value) is dict and not value else None
+def _freeze(value: Any, depth: int = 0) -> tuple[Any, ...] | None:
+    """A list, a set of names, a dict or a watermark's settings as a tuple; None for anything else."""
+    kind = type(value)
+    if isinstance(value, BaseWatermarkingConfig):
+        kind, value = type(value), vars(value)
+    elif kind not in (list, tuple, frozenset, dict):
+        return None
+    if len(value) > _LONGEST or depth > _DEEPEST:
+        return None
+    if kind is frozenset:
+        return (value,) if _PLAIN.issuperset(map(type, value)) else None
+    held = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+    kinds = tuple(map(type, held))
+    for place, own in enumerate(kinds):
+        if own not in _PLAIN:
+            held[place] = _freeze(held[place], depth + 1)
+            if held[place] is None:
+                return None
+    return kind, kinds, tuple(held)

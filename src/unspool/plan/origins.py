@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy
-from typing import Any, Literal
+from copy import copy, deepcopy
+from typing import Any, Final, Literal
 
-from unspool.config import PARAMETERS, GenerationConfig
+from unspool.config import PARAMETERS, BaseWatermarkingConfig, GenerationConfig
 from unspool.config.hosted import FOREIGN
 from unspool.config.parameters import ARGUMENTS, TEXT_ARGUMENTS
 from unspool.config.rules import check_settings
@@ -17,6 +17,7 @@ from unspool.wording import suggest
 
 Origin = Literal["default", "model", "config", "call"]
 
+_CHANGEABLE: Final = (list, dict, BaseWatermarkingConfig)
 _merged: Memo[tuple[GenerationConfig, dict[str, Origin]]] = Memo()
 
 SPOKEN: dict[str, str] = {
@@ -60,17 +61,23 @@ def merge(
         found = _merge(*layers)
         if key is None:
             return found
+        found = _copy(found[0]), found[1]  # what callers gave may be changed by them
         _merged.keep(key, found)
-    merged = copy(found[0])
-    values = vars(merged)
-    values.update({name: copy(value) for name, value in values.items() if type(value) in (list, dict)})
-    return merged, dict(found[1])
+    return _copy(found[0]), dict(found[1])
+
+
+def _copy(config: GenerationConfig) -> GenerationConfig:
+    """A config whose values are nobody else's."""
+    made = copy(config)
+    values = vars(made)
+    values.update({name: deepcopy(value) for name, value in values.items() if isinstance(value, _CHANGEABLE)})
+    return made
 
 
 def _merge(
     of_model: dict[str, Any], of_config: Mapping[str, Any], call: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[GenerationConfig, dict[str, Origin]]:
-    refuse_unknown(call)
+    refuse_unknown(call := leave_out_foreign(call))
     merged = GenerationConfig()
     origins: dict[str, Origin] = dict.fromkeys(PARAMETERS, "default")
     if "max_new_tokens" in defaults:
@@ -93,12 +100,19 @@ def _explicit(config: GenerationConfig | None) -> dict[str, Any]:
     return {} if config is None else {name: getattr(config, name) for name in config.explicit}
 
 
+def leave_out_foreign(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call's settings without those of transformers' that unspool has not, where they ask for nothing."""
+    if not any(name in FOREIGN for name in given):
+        return given
+    return {name: value for name, value in given.items() if name not in FOREIGN or value not in (None, False)}
+
+
 def refuse_unread(names: Iterable[str], owner: str) -> None:
     """Raise for a name in a config that is no setting, as `refuse_unknown` does for a call's."""
     for name in names:
         if name in FOREIGN:
             raise SettingError(
-                f"`{name}` in {owner} is a setting of transformers' that unspool does not apply; leave it out"
+                f"`{name}` in {owner} is a setting of transformers' that unspool does not apply: {FOREIGN[name]}"
             )
         if name in ARGUMENTS or name in TEXT_ARGUMENTS:
             raise SettingError(f"{owner} has no setting {name!r}: it is an argument of generate(); pass it there")
@@ -114,6 +128,8 @@ def refuse_unknown(names: Iterable[str], others: Iterable[str] = (), caller: str
         if name in (*ARGUMENTS, *TEXT_ARGUMENTS):
             hint = _INSTEAD.get(name, ": it is an argument that this call does not take; leave it out")
             raise SettingError(f"{caller} has no setting {name!r:.80}{hint}")
+        if name in FOREIGN:
+            raise SettingError(f"{caller} does not apply `{name}`, a setting of transformers': {FOREIGN[name]}")
         hint = suggest(name, (*PARAMETERS, *ARGUMENTS, *TEXT_ARGUMENTS, *_SPEECH, *others))
         if name in _PICTURES:
             hint = ": this model takes no pictures. Give a transformers object that does, or describe them in words"

@@ -15,26 +15,29 @@ from unspool.wording import Setting, about, word
 
 MOST_COPIES_OF_MODELS = 256  # beams, sequences or candidates per prompt that a model's own file may ask for
 
-# What is not built yet: each with the value that switches it off.
+# What this call can't follow: the value that switches it off, and why it can't.
 OFF: dict[str, tuple[Any, str]] = {
-    "forced_decoder_ids": (None, "Whisper's way to force a language and a task"),
-    "generation_kwargs": ({}, "further arguments"),
+    "forced_decoder_ids": (
+        None,
+        "is for models of speech, whose texts begin with the forced tokens (of other models they belong into the "
+        "prompt, or into decoder_input_ids)",
+    ),
+    "generation_kwargs": ({}, "holds further arguments of generate(), which are given to the call itself"),
 }
 
 
-def refuse_unbuilt(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
-    for name, (off, feature) in OFF.items():
+def refuse_unfollowed(settings: GenerationConfig, origins: Mapping[str, Origin]) -> None:
+    for name, (off, reason) in OFF.items():
         value = getattr(settings, name)
         if value is None or value == off:
             continue
         raise UnsupportedError(
             word(
-                "{name:is {value!r}}, set {origin}, needs {feature}, which this version of unspool does not have yet; "
-                "pass {name:={off!r}} to decode without it",
+                "{name:is {value!r}}, set {origin}, {reason}; pass {name:={off!r}} to decode without it",
                 name=Setting(name),
                 value=value,
                 origin=SPOKEN[origins[name]],
-                feature=feature,
+                reason=reason,
                 off=off,
             )
         )

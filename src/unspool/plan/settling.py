@@ -22,7 +22,7 @@ from unspool.plan.memory import check_cache, name_cache
 from unspool.plan.origins import SPOKEN, Origin, find_asked
 from unspool.plan.pairs import Facts
 from unspool.plan.prompt_shape import PromptShape
-from unspool.plan.refusals import check_rows, refuse_unbuilt, refuse_unused
+from unspool.plan.refusals import check_rows, refuse_unfollowed, refuse_unused
 from unspool.plan.speed import check_assistant_room, decide_compiling, decide_drafting
 from unspool.plan.strategies import check_strategy, find_strategy
 from unspool.plan.tables.methods import (
@@ -96,7 +96,7 @@ def _settle_kind(
     relation: Relation,
 ) -> Plan:
     """The plan of a call but for its lengths, which `shape` does not have."""
-    refuse_unbuilt(settings, origins)
+    refuse_unfollowed(settings, origins)
     refuse_unused(settings, origins)
     asked = find_asked(origins)
     facts = Facts(settings, info, shape, asked, {name: SPOKEN[origin] for name, origin in origins.items()})

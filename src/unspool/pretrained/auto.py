@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import tokenizers
 import torch
 
-from unspool.api.language_model import read_quantize
+from unspool.api.language_model import read_devices, read_quantize
 from unspool.api.opening import read_config
 from unspool.config import PARAMETERS
-from unspool.errors import LoadError, SettingError, UnsupportedError, excerpt
+from unspool.errors import LoadError, SettingError, UnsupportedError
 from unspool.loading.model import load_parts
 from unspool.loading.tokenizer import load_tokenizer
 from unspool.pretrained.keywords import MODEL_KEYWORDS, TOKENIZER_KEYWORDS, take_applied
-from unspool.pretrained.locations import read_location
+from unspool.pretrained.locations import ModelLocation, read_location
 from unspool.pretrained.model import PretrainedModel
 from unspool.pretrained.quantization import read_quantization
 from unspool.small_files import read_json_object
@@ -26,7 +26,7 @@ from unspool.text.folder import MAX_CONFIG_BYTES
 from unspool.text.languages import mark_languages
 from unspool.text.special_tokens import NAMED_TOKENS
 
-_SEVERAL = ("balanced", "balanced_low_0", "sequential")
+Loaded = TypeVar("Loaded", bound=PretrainedModel)
 
 
 class Auto:
@@ -37,34 +37,49 @@ class Auto:
         raise TypeError(f"{name} is not made by calling it; use {name}.from_pretrained(name_or_path)")
 
 
+def load_pretrained(
+    kind: type[Loaded],
+    name: str,
+    place: str | PathLike[str],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    check: Callable[[ModelLocation], None] | None = None,
+) -> Loaded:
+    """The model of a place, as an object of `kind`; `check` looks at its files before weights are read."""
+    caller = f"{name}.from_pretrained()"
+    if args:
+        raise SettingError(f"{caller} takes one name or path, and keywords")
+    applied = take_applied(kwargs, MODEL_KEYWORDS, caller, PARAMETERS)
+    location = read_location(place, applied)
+    if check is not None:
+        check(location)
+    settings = {name: applied.pop(name) for name in list(applied) if name in PARAMETERS}
+    own = applied.pop("generation_config", None)
+    parts = load_parts(
+        location.name,
+        revision=location.revision,
+        offline=location.offline,
+        hub=location.hub,
+        **_read_placement(applied),
+        **applied,
+    )
+    model = kind(parts)
+    if own is not None:
+        model.generation_config = read_config(own)
+    if unused := model.generation_config.update(**settings):
+        raise SettingError(f"{caller} does not know {', '.join(unused)}")
+    return model
+
+
 class _AutoModel(Auto):
-    _is_pair: ClassVar[bool] = False
+    _is_pair: ClassVar[bool | None] = False  # None: either
     _hears: ClassVar[bool | None] = None  # None: either
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Load a model: a folder, a GGUF file, a hub id or a short name. Keywords: docs/transformers.md."""
-        caller = f"{cls.__name__}.from_pretrained()"
-        if args:
-            raise SettingError(f"{caller} takes one name or path, and keywords")
-        applied = take_applied(kwargs, MODEL_KEYWORDS, caller, PARAMETERS)
-        location = read_location(pretrained_model_name_or_path, applied)
-        settings = {name: applied.pop(name) for name in list(applied) if name in PARAMETERS}
-        own = applied.pop("generation_config", None)
-        parts = load_parts(
-            location.name,
-            revision=location.revision,
-            offline=location.offline,
-            hub=location.hub,
-            **_read_placement(applied),
-            **applied,
-        )
-        model = PretrainedModel(parts)
+        model = load_pretrained(PretrainedModel, cls.__name__, pretrained_model_name_or_path, args, kwargs)
         cls._check_kind(model)
-        if own is not None:
-            model.generation_config = read_config(own)
-        if unused := model.generation_config.update(**settings):
-            raise SettingError(f"{caller} does not know {', '.join(unused)}")
         return model
 
     @classmethod
@@ -75,6 +90,8 @@ class _AutoModel(Auto):
     @classmethod
     def _check_kind(cls, model: PretrainedModel) -> None:
         """Refuse a model of another kind, which would read its inputs otherwise than the caller means."""
+        if cls._is_pair is None:
+            return
         config = model.config
         is_pair = bool(getattr(config, "is_encoder_decoder", False))
         hears = hasattr(config, "num_mel_bins")
@@ -89,6 +106,12 @@ def _name_kind(*, is_pair: bool, hears: bool) -> str:
     if not is_pair:
         return AutoModelForCausalLM.__name__
     return (AutoModelForSpeechSeq2Seq if hears else AutoModelForSeq2SeqLM).__name__
+
+
+class AutoModel(_AutoModel):
+    """Any model that writes, with its head: decoders, encoder-decoders, models that read sound."""
+
+    _is_pair = None
 
 
 class AutoModelForCausalLM(_AutoModel):
@@ -175,46 +198,27 @@ def _read_placement(applied: dict[str, Any]) -> dict[str, Any]:
         )
     dtype = older if dtype is None else dtype
     mapped, device = applied.pop("device_map", None), applied.pop("device", None)
-    if mapped is not None and device is not None:
-        raise SettingError("`device_map` and `device` both say where the weights go; give one")
+    placed, devices = read_devices(device, mapped, applied.pop("max_memory", None))
     blocks = read_quantization(applied.pop("quantization_config", None))
     switches = {name: bool(applied.pop(name, False)) for name in ("load_in_8bit", "load_in_4bit")}
-    if blocks is not None:
-        if any(switches.values()):
-            raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
-        switches = {name: bool(getattr(blocks, name)) for name in switches}
-    placed = _read_device(mapped) if device is None else device
+    if blocks is not None and any(switches.values()):
+        raise SettingError("load_in_8bit, load_in_4bit and quantization_config exclude each other; give one")
     quantize = read_quantize(applied.pop("quantize", "auto"), **switches)
-    if blocks is not None and dtype is None and not _is_cpu(placed):  # a CPU's products sum in float32
+    if blocks is not None and blocks.quantize != "auto":
+        if quantize not in ("auto", blocks.quantize):
+            raise SettingError(
+                f"quantize={quantize!r} and quantization_config ({blocks.quantize}) ask for different things; give one"
+            )
+        quantize = blocks.quantize
+    if (
+        blocks is not None and dtype is None and not _is_cpu(placed if devices is None else devices.lead)
+    ):  # a CPU's products sum in float32
         dtype = blocks.bnb_4bit_compute_dtype
-    return {"device": placed, "dtype": dtype, "quantize": quantize}
+    return {"device": placed, "dtype": dtype, "quantize": quantize, "devices": devices}
 
 
 def _is_cpu(device: Any) -> bool:
     return not torch.cuda.is_available() if device is None else torch.device(device).type == "cpu"
-
-
-def _read_device(mapped: Any) -> Any:
-    """The one device of a device_map; None lets load() choose."""
-    if mapped is None or mapped == "auto":
-        return None
-    if mapped in _SEVERAL:
-        if torch.cuda.device_count() > 1:
-            raise UnsupportedError(
-                f"device_map={mapped!r} spreads a model over GPUs, and a model is kept on one device; use 'auto', or "
-                "'cuda:N'"
-            )
-        return None
-    if isinstance(mapped, Mapping):
-        devices = {str(_read_device(device)) for device in mapped.values()}
-        if len(devices) != 1:
-            raise UnsupportedError(f"device_map names {len(devices)} devices, and a model is kept on one; name one")
-        return _read_device(next(iter(mapped.values())))
-    if isinstance(mapped, int) and not isinstance(mapped, bool):
-        return f"cuda:{mapped}"
-    if isinstance(mapped, str | torch.device):
-        return mapped
-    raise SettingError(f"device_map={excerpt(mapped)} is not a device; use 'auto', 'cpu', 'cuda' or {{'': device}}")
 
 
 def open_model(kind: type[_AutoModel], model: Any, **kwargs: Any) -> Any:

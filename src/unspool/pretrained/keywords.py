@@ -56,10 +56,11 @@ _MODEL = [
         "applied",
         dtype="the dtype of the weights; without it float32 on a CPU and the files' own on a GPU",
         torch_dtype="the older name of `dtype`",
-        device_map='one device: "auto" (the GPU if there is one), "cpu", "cuda", a number, or {"": device}',
+        device_map='a device, a strategy ("auto", "balanced", "sequential") or parts and devices: layers over several',
+        max_memory="bytes that weights may take of each device: {0: '10GiB', 'cpu': '30GiB'}",
         load_in_8bit="the matrices as 8-bit blocks (quantize='int8')",
         load_in_4bit="the matrices as 4-bit blocks (quantize='int4')",
-        quantization_config="a BitsAndBytesConfig, ours or transformers', or a dict of its values",
+        quantization_config="a BitsAndBytesConfig, ours or transformers', or a dict of its values: nf4, fp4 or 8 bits",
         generation_config="the model's settings, in place of those of its folder",
         gguf_file="the GGUF file of the folder or of the hub id",
         device="as in unspool.load()",
@@ -72,7 +73,7 @@ _MODEL = [
         "without effect",
         low_cpu_mem_usage="weights are always read once, into the form that they are kept in",
         attn_implementation="there is one attention; weights are returned by any model with output_attentions=True",
-        weights_only="pickles are never read",
+        weights_only="pickles are read as weights only, by a confined process",
         use_kernels="the fastest kernels that run here are used",
         _fast_init="nothing is initialised before it is read",
         offload_state_dict="no second copy of the weights is made",
@@ -84,13 +85,12 @@ _MODEL = [
         from_flax="give a folder with safetensors",
         ignore_mismatched_sizes="weights of other sizes are not a text model's",
         output_loading_info="a model whose files lack a tensor is not loaded, and the error names the tensor",
-        max_memory="a model is kept on one device; use quantization to make it smaller",
-        offload_folder="a model is kept on one device; use quantization to make it smaller",
-        offload_buffers="a model is kept on one device; use quantization to make it smaller",
-        tp_plan="a model is kept on one device",
-        tp_size="a model is kept on one device",
-        device_mesh="a model is kept on one device",
-        distributed_config="a model is kept on one device",
+        offload_folder="weights are held in memory; use quantization to make them smaller",
+        offload_buffers="weights are held in memory; use quantization to make them smaller",
+        tp_plan="a layer lies on one device; use device_map",
+        tp_size="a layer lies on one device; use device_map",
+        device_mesh="a layer lies on one device; use device_map",
+        distributed_config="a layer lies on one device; use device_map",
         key_mapping="tensors are found by the names of their architecture",
         variant="weights are those of model.safetensors; rename the files, or use another repository",
         adapter_kwargs="merge the adapter into the weights first",
@@ -100,9 +100,7 @@ _MODEL = [
         output_attentions="ask for them in the call: generate(…, output_attentions=True)",
         output_hidden_states="ask for them in the call: generate(…, output_hidden_states=True)",
     ),
-    Keyword(
-        "use_safetensors", "refused", "pickled weights are never read; give a folder with safetensors", (None, True)
-    ),
+    Keyword("use_safetensors", "refused", "pickles are read where there is nothing else; leave it out", (None, True)),
 ]
 
 _TOKENIZER = [
@@ -146,6 +144,7 @@ _TOKENIZER = [
     ),
 ]
 
+CONFIG_KEYWORDS = {keyword.name: keyword for keyword in _SHARED} | {"gguf_file": Keyword("gguf_file", "applied", "")}
 MODEL_KEYWORDS = {keyword.name: keyword for keyword in (*_SHARED, *_MODEL)}
 TOKENIZER_KEYWORDS = {keyword.name: keyword for keyword in (*_SHARED, *_TOKENIZER)}
 

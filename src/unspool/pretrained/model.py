@@ -76,7 +76,11 @@ class PretrainedModel(Holder):
 
     @property
     def hf_device_map(self) -> dict[str, str]:
-        """The device of every part: one."""
+        """The device of every part."""
+        placement = getattr(self.core, "placement", None)
+        if placement is not None:
+            parts: dict[str, str] = placement.name_parts()
+            return parts
         return {"": str(self.device)}
 
     @property

@@ -18,6 +18,7 @@ from unspool.errors import UnspoolError
 from unspool.server.bodies import ClientGoneError, JsonResponse
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
+from unspool.server.compress_route import CompressRoute
 from unspool.server.dialect import Dialect
 from unspool.server.generating import make_endpoint
 from unspool.server.logs import RequestRecord, choose_id, current
@@ -49,6 +50,7 @@ def make_app(state: ServerState, *, closes: bool = False) -> Starlette:
         Route("/v1/messages", make_endpoint(state, MessageDialect()), methods=["POST"]),
         Route("/v1/trace", make_endpoint(state, TraceDialect(), state.gate.enter_trace), methods=["POST"]),
         Route("/v1/messages/count_tokens", plain.count_tokens, methods=["POST"]),
+        Route("/v1/compress", CompressRoute(state).answer, methods=["POST"]),
         Route("/v1/systemone", SystemOneRoute(state).answer, methods=["POST"]),
         Route("/v1/audio/transcriptions", audio.transcribe, methods=["POST"]),
         Route("/v1/audio/translations", audio.translate, methods=["POST"]),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from unspool.errors import InputError, UnspoolError, excerpt
+from unspool.grammar.call_forms import Schemas, ToolForm
 from unspool.grammar.generic_tools import choose_format, is_described, move_system, write_tools
 from unspool.grammar.sources import check_choices, embed_schema, spell
-from unspool.grammar.tools import CallFormat, check_tools, make_settings, read_choice, try_format
+from unspool.grammar.tools import check_tools, make_settings, read_choice, try_format
 from unspool.grammar.vocabulary import list_specials
+from unspool.server.calls import CallPart
 from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
@@ -29,9 +31,15 @@ from unspool.server.pictures import (
     prepare_prompt,
 )
 from unspool.server.refusals import RequestError, read_error, refuse_field
+from unspool.server.short_prompts import shorten_messages
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 from unspool.text import Tokenizer
+from unspool.thoughts.histories import FIELDS, place_thoughts
+from unspool.thoughts.kinds import find_kind
+
+EFFORT_TOKENS: Final = {"none": 0, "minimal": 512, "low": 2048}
+"""Budgets of efforts, where a chat template has no variable for them; those above have none."""
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TOOL: Final = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -78,13 +86,14 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
     order = reply.order
     message: dict[str, Any] = {"role": "assistant", "content": choice.text or None if choice.calls else choice.text}
     message["refusal"] = None
+    message |= _write_thought(choice.thought)
     if choice.calls:
         message["tool_calls"] = [call.as_openai() for call in choice.calls]
     logprobs = None
     if order.logprobs is not None and choice.logprobs is not None:
         logprobs = reply.texts.write_chat(choice.logprobs, order.logprobs)
     made = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
-    made["stop_reason"] = choice.stop
+    made["stop_reason"] = "repetition" if choice.reason == "repetition" else choice.stop
     if order.returns_ids:
         made["token_ids"] = choice.token_ids
     return made
@@ -92,27 +101,44 @@ def _write_choice(reply: Reply, choice: Choice) -> dict[str, Any]:
 
 def _write_delta(reply: Reply, delta: Delta) -> dict[str, Any]:
     order = reply.order
-    added: dict[str, Any] = {"content": delta.text} if delta.text else {}
-    if delta.calls:
-        added["tool_calls"] = [{"index": call.index, **call.as_openai()} for call in delta.calls]
+    added: dict[str, Any] = {**_write_thought(delta.thought), **({"content": delta.text} if delta.text else {})}
+    if delta.parts:
+        added["tool_calls"] = [_write_part(part) for part in delta.parts if part.begins or part.text]
     logprobs = None
     if order.logprobs is not None and delta.logprobs:
         logprobs = reply.texts.write_chat(delta.logprobs, order.logprobs)
     made = {"index": delta.index, "delta": added, "logprobs": logprobs, "finish_reason": delta.finish_reason}
     if delta.reason is not None:
-        made["stop_reason"] = delta.stop
+        made["stop_reason"] = "repetition" if delta.reason == "repetition" else delta.stop
     if order.returns_ids:
         made["token_ids"] = delta.token_ids
     return made
+
+
+def _write_part(part: CallPart) -> dict[str, Any]:
+    """What is added to a call: its name stands in the first chunk alone."""
+    if not part.begins:
+        return {"index": part.index, "function": {"arguments": part.text}}
+    function = {"name": part.name, "arguments": part.text}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}
+
+
+def _write_thought(thought: str) -> dict[str, str]:
+    """Thoughts under both of the names that clients read."""
+    return {"reasoning_content": thought, "reasoning": thought} if thought else {}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
     """The order of a chat whose fields are known; other dialects come here with theirs translated."""
     logprobs = _read_logprobs(found, target)
-    prompt, form, most, pictured = _read_prompt(found, target)
+    shows = found.take("include_reasoning", True)
+    _settle_thoughts(found, target)
+    prompt, tools, pictured = _read_prompt(found, target)
     order = make_order(found, [prompt], target, kind)
-    order.logprobs, order.call_format, order.most_calls, order.pictured = logprobs, form, most, pictured
+    order.shows_thoughts = shows
+    order.logprobs, order.call_format, order.most_calls = logprobs, tools.form, tools.most
+    order.call_schemas, order.pictured = tools.schemas, pictured
     if logprobs is not None:
         order.settings["logprobs"] = logprobs
     return order
@@ -125,12 +151,13 @@ def count_prompt(found: Found, target: Target) -> int:
 
 def _read_prompt(
     found: Found, target: Target, *, counts: bool = False
-) -> tuple[list[int], CallFormat | None, int | None, dict[str, Any] | None]:
-    """A chat's prompt, the format of tool calls in its answer, the most of them, and its pictures' pixels if any."""
-    messages = read_messages(found.take("messages"), target)
+) -> tuple[list[int], _Tools, dict[str, Any] | None]:
+    """A chat's prompt, what its tools ask for, and its pictures' pixels if it has any."""
+    given = shorten_messages(found.take("messages"), found.take("compress"), target)
+    messages = read_messages(given, target)
     tools = _settle_tools(found, target)
     ids, pictured = _render(found, messages, target, is_generic=tools.is_generic, counts=counts)
-    return ids, tools.form, tools.most, pictured
+    return ids, tools, pictured
 
 
 def _read_logprobs(found: Found, target: Target) -> int | None:
@@ -171,7 +198,8 @@ def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     _check_role(message["role"], where, target)
     made = {name: value for name, value in message.items() if value is not None}
     made["role"] = "system" if message["role"] == "developer" else message["role"]
-    made["content"] = _read_content(message, where)
+    join = join_content if message["role"] in ("user", "tool") else join_parts
+    made["content"] = join(_take_thoughts(message, made, where), where)
     if made.get("images"):
         made = join_images(made, where, target)
     check_reads_pictures(made, where, target)
@@ -185,9 +213,21 @@ def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     return made
 
 
-def _read_content(message: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
-    """A content as text, or as parts if a user's has pictures."""
-    return (join_content if message["role"] in ("user", "tool") else join_parts)(message.get("content"), where)
+def _take_thoughts(message: dict[str, Any], made: dict[str, Any], where: str) -> Any:
+    """A message's content without the parts that are thoughts, which are entered beside it."""
+    for name in FIELDS:
+        if name in made and not isinstance(made[name], str):
+            raise refuse_field(where, f"{where}: {name} is a text, not {excerpt(made[name])}")
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, list):
+        return content
+    thoughts = [part for part in content if isinstance(part, dict) and part.get("type") == "thinking"]
+    texts = [part.get("thinking") for part in thoughts]
+    if not all(isinstance(text, str) for text in texts):
+        raise refuse_field(where, f"{where}: a part of type thinking has a text as its thinking")
+    if texts:
+        made["reasoning_content"] = "".join(map(str, texts))
+    return [part for part in content if part not in thoughts]
 
 
 def _check_list(value: Any, where: str) -> list[Any]:
@@ -213,9 +253,10 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
 class _Tools:
     """What a chat's tools ask for."""
 
-    form: CallFormat | None = None  # of calls in the answer
+    form: ToolForm | None = None  # of calls in the answer
     is_generic: bool = False  # the template has no form of its own, so tools are described and calls written as texts
     most: int | None = None  # calls of an answer
+    schemas: Schemas = field(default_factory=dict)  # of arguments, by tool
 
 
 def _settle_tools(found: Found, target: Target) -> _Tools:
@@ -229,7 +270,8 @@ def _settle_tools(found: Found, target: Target) -> _Tools:
         return _Tools()
     tokenizer = target.tokenizer
     try:
-        names = [name for name, _ in check_tools(tools)]
+        known = check_tools(tools)
+        names = [name for name, _ in known]
         choice, allowed = _read_allowed("auto" if choice is None else choice, names)
         form, is_generic = choose_format(tokenizer, tools)
         otherwise = _take_answer(found, is_needed=read_choice(choice, names) == "auto")
@@ -248,7 +290,7 @@ def _settle_tools(found: Found, target: Target) -> _Tools:
     except UnspoolError as error:
         raise RequestError(400, str(error), param="tool_choice" if "tool_choice" in str(error) else "tools") from error
     found.settings |= made
-    return _Tools(form, is_generic, None if parallel else 1)
+    return _Tools(form, is_generic, None if parallel else 1, dict(known))
 
 
 def _read_allowed(choice: Any, names: Sequence[str]) -> tuple[Any, list[str] | None]:
@@ -279,7 +321,7 @@ def _take_answer(found: Found, *, is_needed: bool) -> str:
     asked = take_structures(found)
     if len(asked) > 1:
         raise refuse_field(asked[1][0], "two fields describe what the text must be; give one of them")
-    for field, name, value in asked if is_needed else []:
+    for sent, name, value in asked if is_needed else []:
         if name == "json_schema":
             return embed_schema(value)
         if name == "json_object":
@@ -287,11 +329,23 @@ def _take_answer(found: Found, *, is_needed: bool) -> str:
         if name == "choice":
             return f"({' | '.join(spell(one, ()) for one in check_choices(value))})"
         raise refuse_field(
-            field,
-            f"`{field}` beside tools may be a JSON schema, json_object or a choice, and not {name}; give one of those, "
+            sent,
+            f"`{sent}` beside tools may be a JSON schema, json_object or a choice, and not {name}; give one of those, "
             "or tool_choice 'none'",
         )
     return ""
+
+
+def _settle_thoughts(found: Found, target: Target) -> None:
+    """Set thoughts apart where the chat template has them, unless they are to stay in the text."""
+    form = found.take("reasoning_format")
+    if form == "none":
+        if found.settings.get("thoughts"):
+            raise refuse_field("reasoning_format", "`reasoning_format` none leaves thoughts in the text; leave it out")
+        found.settings["thoughts"] = False
+    own = target.lm.generation_config
+    if find_kind(target.lm.tokenizer) is not None and "thoughts" not in own.explicit:
+        found.settings.setdefault("thoughts", True)
 
 
 def _read_effort(found: Found, target: Target) -> dict[str, Any]:
@@ -302,17 +356,30 @@ def _read_effort(found: Found, target: Target) -> dict[str, Any]:
     template = str(target.tokenizer.chat_template)
     if "reasoning_effort" in template and not (effort == "none" and "enable_thinking" in template):
         return {"reasoning_effort": effort}
-    if "enable_thinking" in template:
-        return {"enable_thinking": effort != "none"}
-    if effort == "none":
-        return {}
     field = found.names.get("reasoning_effort", "reasoning_effort")
+    switch = _find_switch(template)
+    has_budgets = find_kind(target.tokenizer) is not None
+    is_settled = "max_thinking_tokens" in found.settings or (effort == "none" and switch)
+    if has_budgets and effort in EFFORT_TOKENS and not is_settled:
+        found.settings["max_thinking_tokens"] = EFFORT_TOKENS[effort]
+        found.names["max_thinking_tokens"] = field
+    if switch:
+        return {switch: effort != "none"}
+    if effort == "none" or has_budgets:
+        return {}
     raise refuse_field(
         field,
         f"`{field}` is not offered: the chat template of {target.name} has no setting for how long it thinks; leave it "
         "out, and ask for thoughts in the prompt",
         "unsupported_parameter",
     )
+
+
+def _find_switch(template: str) -> str:
+    """The variable of a template that switches thoughts on and off, if it has one."""
+    if "enable_thinking" in template:
+        return "enable_thinking"
+    return "thinking" if re.search(r"\bthinking is defined|\bif (not )?thinking\b", template) else ""
 
 
 def _render(
@@ -392,6 +459,7 @@ def write_chat(
 ) -> str:
     """The text of a conversation, as the chat template writes it."""
     tokenizer = target.tokenizer
+    messages = place_thoughts(messages, tokenizer.chat_template)
 
     def write(messages: list[dict[str, Any]]) -> str:
         written: str = tokenizer.apply_chat_template(

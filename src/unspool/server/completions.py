@@ -13,6 +13,7 @@ from unspool.server.names import COMPLETIONS
 from unspool.server.openai import OpenAIErrors, make_head, send_chunks
 from unspool.server.orders import COMPLETION, COMPLETION_TOKENS, Order, Target, make_order
 from unspool.server.refusals import RequestError, refuse_field
+from unspool.server.short_prompts import shorten_prompts
 from unspool.server.usage import count_usage
 from unspool.server.work import Choice, Delta, Work
 
@@ -26,7 +27,8 @@ class CompletionDialect(OpenAIErrors):
         """The order that a body asks for."""
         found = read_fields(body, COMPLETIONS, ["prompt"])
         adds = found.take("add_special_tokens", True)
-        prompts = read_prompts(found.take("prompt"), target, add_special_tokens=adds)
+        given = shorten_prompts(found.take("prompt"), found.take("compress"), target)
+        prompts = read_prompts(given, target, add_special_tokens=adds)
         logprobs, echo = found.take("logprobs"), found.take("echo", False)
         if logprobs is not None and logprobs > target.limits.top_logprobs:
             raise refuse_field("logprobs", f"at most {target.limits.top_logprobs} likeliest tokens are returned")

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from unspool.config.parameter import LARGEST_COUNT
 from unspool.errors import excerpt
-from unspool.server.calls import Call
+from unspool.numeric import is_whole
+from unspool.server.calls import Call, CallPart
 from unspool.server.chat import count_prompt, read_chat
 from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
 from unspool.server.names import MESSAGES
-from unspool.server.orders import Order, Target, put_format
+from unspool.server.orders import Order, Target, put_effort, put_format
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.work import Choice, Delta, Work
 
@@ -37,7 +39,7 @@ class MessageDialect:
     def write(self, reply: Reply, choices: list[Choice], work: Work) -> dict[str, Any]:
         """The body of a whole answer."""
         choice = choices[0]
-        content: list[dict[str, Any]] = []
+        content: list[dict[str, Any]] = [_write_thought(choice.thought)] if choice.thought else []
         if choice.text or not choice.calls:
             content.append({"type": "text", "text": choice.text, "citations": None})
         content += [_write_call(call, call.arguments) for call in choice.calls]
@@ -54,25 +56,32 @@ class MessageDialect:
         usage = {"input_tokens": reply.order.num_prompt_tokens, "output_tokens": 0}
         start = {**_head(reply), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event("message_start", message=start)
-        place, is_open = -1, False
+        place, open_kind = -1, ""
         async for deltas in work.deltas():
             for delta in deltas:
-                if delta.text:
-                    if not is_open:
-                        place, is_open = place + 1, True
-                        yield _event("content_block_start", index=place, content_block={"type": "text", "text": ""})
-                    added = {"type": "text_delta", "text": delta.text}
-                    yield _event("content_block_delta", index=place, delta=added)
-                for call in delta.calls:
-                    if is_open:
+                kind = "thinking" if delta.thought else "text" if delta.text else open_kind
+                if kind != open_kind:
+                    if open_kind:
                         yield _event("content_block_stop", index=place)
-                    place, is_open = place + 1, False
-                    yield _event("content_block_start", index=place, content_block=_write_call(call, {}))
-                    added = {"type": "input_json_delta", "partial_json": call.arguments_text}
+                    place, open_kind = place + 1, kind
+                    block = _write_thought("") if kind == "thinking" else {"type": "text", "text": ""}
+                    yield _event("content_block_start", index=place, content_block=block)
+                if delta.thought or delta.text:
+                    added = {"type": f"{kind}_delta", kind: delta.thought or delta.text}
                     yield _event("content_block_delta", index=place, delta=added)
-                    yield _event("content_block_stop", index=place)
+                for part in delta.parts:
+                    if part.begins:
+                        if open_kind:
+                            yield _event("content_block_stop", index=place)
+                        place, open_kind = place + 1, ""
+                        yield _event("content_block_start", index=place, content_block=_write_call(part, {}))
+                    if part.text:
+                        added = {"type": "input_json_delta", "partial_json": part.text}
+                        yield _event("content_block_delta", index=place, delta=added)
+                    if part.ends:
+                        yield _event("content_block_stop", index=place)
                 if delta.reason is not None:
-                    if is_open:
+                    if open_kind:
                         yield _event("content_block_stop", index=place)
                     end = {"stop_reason": _explain_end(delta), "stop_sequence": delta.stop}
                     yield _event("message_delta", delta=end, usage={"output_tokens": work.num_new})
@@ -99,7 +108,11 @@ def _explain_end(ended: Choice | Delta) -> str:
     return "stop_sequence" if ended.stop is not None else _REASONS[ended.finish_reason or "stop"]
 
 
-def _write_call(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+def _write_thought(thought: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": thought, "signature": ""}
+
+
+def _write_call(call: Call | CallPart, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id.replace("call_", "toolu_"), "name": call.name, "input": arguments}
 
 
@@ -122,6 +135,7 @@ def _translate(found: Found) -> None:
     found.put("tools", [_read_tool(tool) for tool in found.take("tools", [])])
     _read_choice(found)
     _read_output(found)
+    _read_thinking(found)
     if messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls"):
         found.put("continue_final_message", True)  # the answer's beginning
 
@@ -145,9 +159,12 @@ def _read_message(message: Any, where: str) -> list[dict[str, Any]]:
     texts: list[Any] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "tool_use":
+        if kind == "thinking" and role == "assistant":
+            thoughts.append(str(part.get("thinking") or ""))
+        elif kind == "tool_use":
             function = {"name": part.get("name"), "arguments": part.get("input") or {}}
             calls.append({"id": part.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
@@ -157,7 +174,9 @@ def _read_message(message: Any, where: str) -> list[dict[str, Any]]:
             texts.append(part)
     made = list(results)
     if texts or calls or not results:
-        made.append({"role": role, "content": join_content(texts, where)} | ({"tool_calls": calls} if calls else {}))
+        said: dict[str, Any] = {"role": role, "content": join_content(texts, where)}
+        said |= {"reasoning_content": "".join(thoughts)} if any(thoughts) else {}
+        made.append(said | ({"tool_calls": calls} if calls else {}))
     return made
 
 
@@ -166,6 +185,30 @@ def _read_tool(tool: Any) -> dict[str, Any]:
         raise refuse_field("tools", f"a tool is {{name, description, input_schema}}, not {excerpt(tool)}")
     function = {name: tool[name] for name in ("name", "description") if name in tool}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+
+
+def _read_thinking(found: Found) -> None:
+    """How long the model thinks, and whether the answer shows it."""
+    given = found.take("thinking")
+    if given is None:
+        return
+    kind, budget, shown = given.get("type"), given.get("budget_tokens"), given.get("display")
+    unknown = set(given) - {"type", "budget_tokens", "display"}
+    if kind not in ("enabled", "adaptive", "disabled") or unknown or shown not in (None, "summarized", "omitted"):
+        raise refuse_field(
+            "thinking", "`thinking` is {type: enabled, budget_tokens: …}, {type: adaptive} or {type: disabled}"
+        )
+    if (kind == "enabled") != (budget is not None):
+        raise refuse_field("thinking", "`thinking.budget_tokens` goes with the type enabled, and that needs it")
+    if budget is not None:
+        if not is_whole(budget) or not 0 <= budget <= LARGEST_COUNT:
+            raise refuse_field("thinking", f"`thinking.budget_tokens` is a number of tokens, not {excerpt(budget)}")
+        found.settings["max_thinking_tokens"] = budget
+        found.names["max_thinking_tokens"] = "thinking"
+    if kind == "disabled":
+        put_effort(found, "thinking", "none")
+    if shown == "omitted":
+        found.put("include_reasoning", False)
 
 
 def _read_output(found: Found) -> None:

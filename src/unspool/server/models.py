@@ -222,7 +222,7 @@ class Models:
     def target(self, served: Served, limits: Any) -> Target:
         """What requests for a loaded model are read for."""
         assert served.lm is not None
-        return Target(served.name, served.lm, limits)
+        return Target(served.name, served.lm, limits, served.engine)
 
 
 def count_bytes(lm: LanguageModel) -> int:

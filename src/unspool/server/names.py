@@ -66,7 +66,6 @@ _FORMAT: Final[Json] = {
     "required": ["type"],
 }
 _LATER: Final = "this server does not offer it"
-_NO_REASONING: Final = "models here write their thoughts, if any, as text"
 
 # Fields of every route that generates text.
 _EVERYWHERE: Final = (
@@ -140,13 +139,26 @@ _EVERYWHERE: Final = (
     _refused("timings_per_token", "the times are in /metrics", False),
     _refused("return_progress", _LATER, False),
     _refused("return_tokens_as_token_ids", "use return_token_ids", False),
-    _refused("repetition_detection", "use repetition_penalty, no_repeat_ngram_size or dry_multiplier"),
+    _refused("repetition_detection", "use stop_on_repeats, a number of tokens"),
     _refused("watermarking", "give watermarking_config, with a key of your own", False),
     _refused("lora", "adapters are not loaded by requests"),
     _refused("vllm_xargs", "give every setting by its own name"),
     _refused("kv_transfer_params", _LATER),
 )
 
+COMPRESS_OPTIONS: Final = {
+    "rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "target_token": {"type": "integer", "minimum": 1, "maximum": LARGEST_COUNT},
+    "question": {"type": "string"},
+    "window": {"type": "integer", "minimum": 2, "maximum": 4096},
+    "keep": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "keep_digits": {"type": "boolean"},
+}
+"""What `compress` says, as schemas."""
+_COMPRESS: Final = Field(
+    _own("compress", "object", f"Shorten the prompt: {', '.join(COMPRESS_OPTIONS)}."),
+    schema={"type": "object", "properties": COMPRESS_OPTIONS, "additionalProperties": False},
+)
 _EFFORT: Final = Field(
     _own(
         "reasoning_effort",
@@ -187,6 +199,7 @@ _TALK: Final = (
     Field(_own("continue_final_message", "flag", "Go on with the last message instead of answering it.", False)),
     Field(_own("chat_template_kwargs", "object", "Variables of the model's chat template."), schema={"type": "object"}),
     Field(_own("documents", "object", "Documents for the chat template."), schema={"type": "array"}),
+    _COMPRESS,
     _refused("add_special_tokens", "the chat template writes them", False),
     _refused("echo", "a chat's prompt is its messages", False),
     _refused("modalities", "answers are text", ["text"]),
@@ -197,10 +210,19 @@ _TALK: Final = (
     _refused("web_search_options", _LATER),
     _refused("verbosity", _LATER, "medium"),
     _EFFORT,
-    _refused("reasoning_format", _NO_REASONING, "none", "auto"),
-    _refused("reasoning_budget_tokens", _NO_REASONING, -1),
-    _refused("thinking_token_budget", _NO_REASONING, -1),
-    _refused("include_reasoning", _NO_REASONING, True),
+    Field(
+        _own(
+            "reasoning_format",
+            "choice",
+            "none leaves thoughts in the text; else they are set apart.",
+            choices=("none", "auto", "deepseek", "parsed"),
+        )
+    ),
+    *(
+        _alias(name, "max_thinking_tokens", neutral=(-1,))
+        for name in ("reasoning_budget_tokens", "thinking_token_budget", "thinking_budget")
+    ),
+    Field(_own("include_reasoning", "flag", "Whether the answer has its thoughts beside its text.", True)),
     _refused("moderation", _LATER),
 )
 
@@ -216,6 +238,7 @@ _CONTINUE: Final = (
         _own("best_of", "integer", "Answers to write, of which the n likeliest are returned.", at_least=1, at_most=1024)
     ),
     Field(_own("echo", "flag", "Begin the text with the prompt.", False)),
+    _COMPRESS,
     Field(
         _own(
             "logprobs",
@@ -234,6 +257,7 @@ _CONTINUE: Final = (
     Field(_own("stream_options", "object", "include_usage, continuous_usage_stats."), schema={"type": "object"}),
     Field(_own("add_special_tokens", "flag", "Let the tokenizer add its special tokens to a text.", True)),
     _refused("suffix", "no model here fills in the middle", ""),
+    _refused("thoughts", "this form of an answer has no place for them; use /v1/chat/completions", False),
 )
 
 
@@ -284,7 +308,10 @@ _MESSAGE: Final = (
     _alias("stop_sequences", "stop_strings"),
     *_ONE_ANSWER,
     _refused("logprobs", "this form of an answer has no place for them; use /v1/chat/completions", False),
-    _refused("thinking", _NO_REASONING, {"type": "disabled"}),
+    Field(
+        _own("thinking", "object", "type: enabled with budget_tokens, adaptive or disabled; display: omitted."),
+        schema={"type": "object"},
+    ),
     _refused("container", _LATER),
     _refused("context_management", _LATER),
     _refused("mcp_servers", "tools run at the client"),

@@ -23,6 +23,7 @@ from unspool.server.orders import Order, Target, make_order, put_effort, put_for
 from unspool.server.refusals import RequestError, refuse_field
 from unspool.server.state import ServerState
 from unspool.server.work import Choice, Delta, Work
+from unspool.thoughts.kinds import find_kind
 
 
 class OllamaDialect:
@@ -96,7 +97,7 @@ class OllamaDialect:
         async for deltas in work.deltas():
             for delta in deltas:
                 reason = delta.finish_reason or reason
-                if delta.text or delta.calls or delta.logprobs:
+                if delta.text or delta.thought or delta.calls or delta.logprobs:
                     yield _line({**self._write_line(reply, delta), "done": False})
         last = Delta(0, reason=reason)
         yield _line(self._write_line(reply, last) | _write_end(work, reason or "stop"))
@@ -105,6 +106,8 @@ class OllamaDialect:
         made: dict[str, Any] = {"model": reply.order.model, "created_at": _now()}
         if self._is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": part.text}
+            if part.thought:
+                message["thinking"] = part.thought
             if part.calls:
                 message["tool_calls"] = [
                     {"function": {"name": call.name, "arguments": call.arguments}} for call in part.calls
@@ -112,6 +115,8 @@ class OllamaDialect:
             made["message"] = message
         else:
             made["response"] = part.text
+            if part.thought:
+                made["thinking"] = part.thought
         if reply.order.logprobs is not None and part.logprobs:
             made["logprobs"] = reply.texts.write_chat(part.logprobs, reply.order.logprobs)["content"]
         return made
@@ -201,7 +206,8 @@ def _show(served: Served) -> dict[str, Any]:
         info = {"general.architecture": about.family, f"{about.family}.context_length": about.max_context}
         found = None if served.lm.tokenizer is None else served.lm.tokenizer.chat_template
         template, has_chats = found if isinstance(found, str) else "", bool(found)
-    can = ["completion", *(["tools"] if has_chats else [])]
+    thinks = has_chats and served.lm is not None and find_kind(served.lm.tokenizer) is not None
+    can = ["completion", *(["tools"] if has_chats else []), *(["thinking"] if thinks else [])]
     shown = {"details": made["details"], "model_info": info, "template": template, "capabilities": can}
     return {"modelfile": "", "parameters": "", "modified_at": made["modified_at"], **shown}
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from unspool._version import __version__
+from unspool.server.compress_route import describe_compress
 from unspool.server.names import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES, TRACE
 
 _ERRORS: Final = ("400", "401", "404", "413", "429", "503")
@@ -79,6 +80,7 @@ _BODIES: Final[Mapping[str, tuple[str, Callable[[], dict[str, Any]]]]] = {
     "/v1/messages": ("Answer messages, in Anthropic's form.", lambda: MESSAGES.describe(["messages", "max_tokens"])),
     "/v1/trace": ("Follow how one prompt is decoded, as events.", lambda: TRACE.describe([])),
     "/v1/messages/count_tokens": ("Count a message's tokens.", lambda: MESSAGES.describe(["messages"])),
+    "/v1/compress": ("Shorten texts, with every token's loss.", describe_compress),
     "/v1/systemone": ("Answer typed questions with probabilities.", _describe_questions),
     "/api/chat": (
         "Answer a conversation, in Ollama's form.",

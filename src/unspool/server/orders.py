@@ -18,8 +18,9 @@ from unspool.config import PARAMETERS, GenerationConfig
 from unspool.config.rules import find_unused
 from unspool.config.structures import STRUCTURES
 from unspool.config.values import LONGEST_STRING
+from unspool.engine import Engine
 from unspool.errors import excerpt
-from unspool.grammar.tools import CallFormat
+from unspool.grammar.call_forms import Schemas, ToolForm
 from unspool.numeric import is_number
 from unspool.server.fields import Found
 from unspool.server.options import ClientLimits
@@ -54,8 +55,10 @@ class Order:
     echo: bool = False
     writes_nothing: bool = False  # max_tokens 0: the prompt is scored, and the one token that was written is left out
     returns_ids: bool = False
-    call_format: CallFormat | None = None  # of tool calls in the text
+    call_format: ToolForm | None = None  # of tool calls in the text
+    call_schemas: Schemas = field(default_factory=dict)  # of their arguments
     most_calls: int | None = None
+    shows_thoughts: bool = True  # where they are set apart from the text
     tenant: str = ""
     priority: int = 0
     pictured: dict[str, Any] | None = None  # the prompt's ids and pixels, if it has pictures
@@ -85,6 +88,7 @@ class Target:
     name: str
     lm: LanguageModel
     limits: ClientLimits = field(default_factory=ClientLimits)
+    engine: Engine | None = None  # what runs it, if anything does
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from unspool.errors import excerpt
-from unspool.server.calls import Call, make_id
+from unspool.server.calls import Call, CallPart, make_id
 from unspool.server.chat import read_chat
 from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
@@ -49,7 +49,9 @@ class ResponseDialect:
         """The body of a whole answer."""
         choice = choices[0]
         status = "incomplete" if choice.finish_reason == "length" else "completed"
-        output = [] if choice.calls and not choice.text else [_write_message(reply, choice, status)]
+        output = [_write_thought(reply, choice.thought, 0)] if choice.thought else []
+        if choice.text or not choice.calls:
+            output.append(_write_message(reply, choice, status, len(output)))
         output += [_write_call(call) for call in choice.calls]
         return _write_response(reply, work, status, output)
 
@@ -62,11 +64,15 @@ class ResponseDialect:
             for delta in deltas:
                 if reply.order.logprobs is not None:
                     writer.hold_logprobs(_write_logprobs(reply, delta.logprobs))
+                if delta.thought:
+                    for event in writer.add_thought(delta.thought):
+                        yield event
                 if delta.text:
                     for event in writer.add_text(delta.text):
                         yield event
-                for call in delta.calls:
-                    for event in writer.add_call(call):
+                ended = {call.index: call for call in delta.calls}
+                for part in delta.parts:
+                    for event in writer.add_part(part, ended.get(part.index)):
                         yield event
                 if delta.reason is not None:
                     for event in writer.end("incomplete" if delta.finish_reason == "length" else "completed"):
@@ -90,6 +96,7 @@ class _Writer:
         self._number = -1
         self._output: list[dict[str, Any]] = []
         self._text: list[str] | None = None  # of the open message
+        self._thought: list[str] | None = None  # of the open reasoning
         self._logprobs: list[dict[str, Any]] = []
         self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text has not come yet
         self._id = ""
@@ -107,9 +114,37 @@ class _Writer:
         """Log-probabilities that go with the next text; those of a call have no place."""
         self._held += logprobs
 
+    def add_thought(self, thought: str) -> list[bytes]:
+        """What is thought."""
+        made = []
+        if self._thought is None:
+            made += self._close_text("completed")
+            self._thought, self._id = [], make_id("rs", self._reply.order.id, len(self._output))
+            item = {"id": self._id, "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+            made.append(self.event("response.output_item.added", **self._place, item=item))
+            part = {"type": "reasoning_text", "text": ""}
+            made.append(self.event("response.content_part.added", **self._part, part=part))
+        self._thought.append(thought)
+        self._held = []  # their log-probabilities have no place
+        made.append(self.event("response.reasoning_text.delta", **self._part, delta=thought))
+        return made
+
+    def _close_thought(self) -> list[bytes]:
+        if self._thought is None:
+            return []
+        text, self._thought = "".join(self._thought), None
+        item = _write_thought(self._reply, text, len(self._output))
+        made = [
+            self.event("response.reasoning_text.done", **self._part, text=text),
+            self.event("response.content_part.done", **self._part, part=item["content"][0]),
+            self.event("response.output_item.done", **self._place, item=item),
+        ]
+        self._output.append(item)
+        return made
+
     def add_text(self, text: str) -> list[bytes]:
         """Text that is said."""
-        made = []
+        made = self._close_thought()
         logprobs, self._held = self._held, []
         if self._text is None:
             self._text, self._id = [], make_id("msg", self._reply.order.id, len(self._output))
@@ -140,26 +175,32 @@ class _Writer:
         self._output.append(item)
         return made
 
-    def add_call(self, call: Call) -> list[bytes]:
-        """A call that is made."""
-        made = self._close_text("completed")
+    def add_part(self, part: CallPart, call: Call | None) -> list[bytes]:
+        """What is added to a call; the whole call once it ends."""
+        made = []
+        about = {**self._place, "item_id": make_id("fc", part.id)}
+        if part.begins:
+            made = self._close_thought() + self._close_text("completed")
+            about = {**self._place, "item_id": make_id("fc", part.id)}
+            opened = {**_write_call(Call(part.index, part.name, "", part.id)), "status": "in_progress"}
+            made.append(self.event("response.output_item.added", **self._place, item=opened))
         self._held = []
-        item = _write_call(call)
-        about = {**self._place, "item_id": item["id"]}
-        opened = {**item, "arguments": "", "status": "in_progress"}
-        made.append(self.event("response.output_item.added", **self._place, item=opened))
-        made.append(self.event("response.function_call_arguments.delta", **about, delta=item["arguments"]))
-        made.append(
-            self.event("response.function_call_arguments.done", **about, name=item["name"], arguments=item["arguments"])
-        )
-        made.append(self.event("response.output_item.done", **self._place, item=item))
-        self._output.append(item)
+        if part.text:
+            made.append(self.event("response.function_call_arguments.delta", **about, delta=part.text))
+        if call is not None and part.ends:
+            item = _write_call(call)
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            made.append(self.event("response.function_call_arguments.done", **about, **done))
+            made.append(self.event("response.output_item.done", **self._place, item=item))
+            self._output.append(item)
         return made
 
     def end(self, status: str) -> list[bytes]:
         """The last events."""
-        made = []
-        if (self._text is None and not self._output) or (self._text is not None and self._held):
+        made = self._close_thought()
+        if (self._text is None and not any(item["type"] != "reasoning" for item in self._output)) or (
+            self._text is not None and self._held
+        ):
             made += self.add_text("")
         made += self._close_text(status)
         whole = _write_response(self._reply, self._work, status, self._output)
@@ -175,7 +216,7 @@ def _write_response(reply: Reply, work: Work, status: str, output: list[dict[str
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": work.num_cached, "cache_write_tokens": 0},
             "output_tokens": work.num_new,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": work.num_thinking},
             "total_tokens": prompt + work.num_new,
         }
     echoed = order.echoed
@@ -201,10 +242,16 @@ def _write_response(reply: Reply, work: Work, status: str, output: list[dict[str
     }
 
 
-def _write_message(reply: Reply, choice: Choice, status: str) -> dict[str, Any]:
+def _write_thought(reply: Reply, thought: str, place: int) -> dict[str, Any]:
+    part = {"type": "reasoning_text", "text": thought}
+    name = make_id("rs", reply.order.id, place)
+    return {"id": name, "type": "reasoning", "status": "completed", "summary": [], "content": [part]}
+
+
+def _write_message(reply: Reply, choice: Choice, status: str, place: int) -> dict[str, Any]:
     logprobs = [] if choice.logprobs is None else _write_logprobs(reply, choice.logprobs)
     part = _write_part(choice.text, logprobs)
-    name = make_id("msg", reply.order.id, 0)
+    name = make_id("msg", reply.order.id, place)
     return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
@@ -231,7 +278,30 @@ def _write_call(call: Call) -> dict[str, Any]:
 def _read_input(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return [_read_item(item, f"input[{place}]") for place, item in enumerate(given)]
+    made: list[dict[str, Any]] = []
+    thought = ""
+    for place, item in enumerate(given):
+        where = f"input[{place}]"
+        if isinstance(item, dict) and item.get("type") == "reasoning":
+            thought += _read_thought(item, where)
+            continue
+        message = _read_item(item, where)
+        if thought and message["role"] == "assistant":
+            message["reasoning_content"], thought = thought, ""
+        made.append(message)
+    if thought:
+        raise refuse_field("input", "reasoning stands before what was said or called after it, and nothing follows")
+    return made
+
+
+def _read_thought(item: dict[str, Any], where: str) -> str:
+    """The text of an item of reasoning."""
+    parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("text"), str) for one in parts
+    ):
+        raise refuse_field(where, f"{where}: a content of reasoning is a list of {{type: reasoning_text, text}}")
+    return "".join(part["text"] for part in parts)
 
 
 def _read_item(item: Any, where: str) -> dict[str, Any]:

@@ -10,9 +10,12 @@ from unspool.server.work import Work
 def count_usage(work: Work) -> dict[str, Any]:
     """OpenAI's form."""
     prompt = work.order.num_prompt_tokens
-    return {
+    made: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": work.num_new,
         "total_tokens": prompt + work.num_new,
         "prompt_tokens_details": {"cached_tokens": work.num_cached},
     }
+    if work.order.settings.get("thoughts"):
+        made["completion_tokens_details"] = {"reasoning_tokens": work.num_thinking}
+    return made

@@ -14,7 +14,7 @@ from unspool.api.speaker import Piece
 from unspool.engine import Engine, Request
 from unspool.grammar.haste import SlowGrammarError
 from unspool.outputs import Generation, TokenLogprob
-from unspool.server.calls import Call, CallReader
+from unspool.server.calls import Call, CallPart, CallReader
 from unspool.server.orders import Order
 from unspool.server.refusals import RequestError, read_error
 from unspool.text import Tokenizer
@@ -23,6 +23,7 @@ FINISH = {
     "eos": "stop",
     "stop_string": "stop",
     "criteria": "stop",
+    "repetition": "stop",
     "length": "length",
     "time": "length",
     "deadline": "length",
@@ -36,9 +37,11 @@ class Delta:
 
     index: int
     text: str = ""
+    thought: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # that end with it
+    parts: list[CallPart] = field(default_factory=list)  # of calls
     reason: str | None = None  # why it is the last, in the engine's words
     has_calls: bool = False  # the choice has called a tool
     stop: str | None = None  # the stop string that it ended with
@@ -64,6 +67,7 @@ class Choice:
     stop: str | None = None  # the stop string that it ended with
     prompt_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    thought: str = ""  # what was thought before the text
 
     @property
     def finish_reason(self) -> str:
@@ -82,6 +86,7 @@ class Work:
         self._readers: dict[int, CallReader] = {}
         self._called: set[int] = set()
         self.num_new = 0  # tokens written so far
+        self.num_thinking = 0  # of those, tokens of thoughts, as far as they have ended
         self._is_ended = False  # by the server
         self.started = time.monotonic()
         self.first_at: float | None = None
@@ -164,6 +169,7 @@ class Work:
         for place, result in enumerate(results):
             rows = self._rank(result)
             self.num_new += self._count(sum(map(len, result.token_ids)))
+            self.num_thinking += self._count(sum(result.num_thinking_tokens or ()))
             for copy, row in enumerate(rows):
                 made.append(self._make_choice(place, place * order.num_choices + copy, row, result))
             first = self.requests[place].stats.first_token_seconds
@@ -192,8 +198,9 @@ class Work:
         text, calls, reason = result.texts[row], list[Call](), result.finish_reasons[row]
         if order.call_format is not None:
             reader = self._make_reader(index)
-            said, calls = reader.put(text)
-            text = said + reader.end()
+            said, _, calls = reader.put(text)
+            rest, _, more = reader.end()
+            text, calls = said + rest, calls + more
             if reader.is_full:  # what the model wrote behind the last call is left out
                 reason = "stop_string"
         logprobs = None if result.logprobs is None or order.logprobs is None else result.logprobs[row]
@@ -202,7 +209,8 @@ class Work:
             text, ids, reason, logprobs = "", [], "length", None if logprobs is None else []
         prompt_logprobs = None if result.prompt_logprobs is None else result.prompt_logprobs[0]
         stop = self._find_stop(reason, ids)
-        return Choice(index, text, ids, reason, logprobs, calls, stop, order.prompts[place], prompt_logprobs)
+        thought = "" if result.thoughts is None or not order.shows_thoughts else result.thoughts[row]
+        return Choice(index, text, ids, reason, logprobs, calls, stop, order.prompts[place], prompt_logprobs, thought)
 
     def _find_stop(self, reason: str | None, ids: Sequence[int]) -> str | None:
         """The stop string that a text ended with: the one that comes first in it."""
@@ -214,9 +222,10 @@ class Work:
         return found[min(found)] if found else None
 
     def _make_reader(self, row: int) -> CallReader:
-        assert self.order.call_format is not None
+        order = self.order
+        assert order.call_format is not None
         specials = [] if self._tokenizer is None else self._tokenizer.all_special_tokens
-        return CallReader(self.order.call_format, specials, self.order.most_calls, f"{self.order.id}/{row}")
+        return CallReader(order.call_format, specials, order.most_calls, f"{order.id}/{row}", order.call_schemas)
 
     # --- answers as they are written -----------------------------------------------------------------------------
     async def deltas(self) -> AsyncIterator[list[Delta]]:
@@ -273,18 +282,24 @@ class Work:
         self.num_new += self._count(len(piece.token_ids))
         row = place * order.num_drawn + piece.row
         text, calls, reason = str(piece), list[Call](), piece.finish_reason
+        thought, parts = "", list[CallPart]()
+        if piece.kind == "thought":
+            text, thought = "", text if order.shows_thoughts else ""
+        if reason is not None:
+            self.num_thinking += self._count(self.requests[place].answer.count_thinking(piece.row))
         if order.call_format is not None:
             reader = self._readers.setdefault(row, self._make_reader(row))
             if reader.is_full:
                 text = ""
             else:
-                text, calls = reader.put(text)
+                text, parts, calls = reader.put(text)
             if reason is not None:
-                text += reader.end()
-            if calls:
+                rest, more_parts, more = reader.end()
+                text, parts, calls = text + rest, parts + more_parts, calls + more
+            if parts:
                 self._called.add(row)
             told = (order.logprobs is not None and piece.logprobs) or (order.returns_ids and piece.token_ids)
-            if not text and not calls and not told and reason is None:
+            if not text and not thought and not parts and not told and reason is None:
                 return []
             if reader.is_full and reason is not None:
                 reason = "stop_string"
@@ -294,9 +309,11 @@ class Work:
             Delta(
                 place * order.num_choices + copy,
                 text,
+                thought,
                 piece.token_ids,
                 piece.logprobs,
                 calls,
+                parts,
                 reason,
                 row in self._called,
                 stop,

@@ -31,6 +31,21 @@ _BUILT_IN: tuple[StopEntry, ...] = (
         find_text=lambda stop: stop,
     ),
     StopEntry(
+        stop=f"{_HERE}.repeats:RepeatCriteria",
+        reason="repetition",
+        parameters=(
+            make_count(
+                "stop_on_repeats",
+                None,
+                "length",
+                "Stop when the last so many tokens are the same few over and over, three times or more; 0 is off.",
+                off=(0,),
+                is_ours=True,
+            ),
+        ),
+        find_text=lambda stop: stop,
+    ),
+    StopEntry(
         stop=f"{_HERE}.eos:EosTokenCriteria",
         reason="eos",
         parameters=(make_token("eos_token_id", "Token(s) that end a sequence.", kind="ids"),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -38,12 +38,15 @@ class Detokenizer:
     finished character too. It was already given out here, and stays.
     """
 
-    def __init__(self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True, keeps: Collection[int] = ()
+    ) -> None:
+        """Special tokens that it `keeps` stay in the text, though others are left out."""
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
         # A decoder drops these before it looks at anything. Dropped here, the window is all text.
-        self._dropped_ids = _find_skipped(tokenizer) if skip_special_tokens else frozenset()
-        self._lengths = _find_lengths(tokenizer, skip_special_tokens)
+        self._dropped_ids = _find_skipped(tokenizer) - frozenset(keeps) if skip_special_tokens else frozenset()
+        self._skip_special_tokens = skip_special_tokens and not keeps
+        self._lengths = _find_lengths(tokenizer, self._skip_special_tokens)
         self._window: list[int] = []
         self._num_old = 0  # ids of the window that were given with an earlier piece
         self._num_given = 0  # characters of the window's text that are out

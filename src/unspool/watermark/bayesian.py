@@ -6,14 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from unspool.config import SynthIDTextWatermarkingConfig
+from unspool.config.files import HUB_ID, HUB_OPTIONS, find_config_file, push_saved, read_push_options
 from unspool.config.watermarking import MOST_KEYS
 from unspool.errors import InputError, LoadError, SettingError, excerpt
 from unspool.numeric import is_number, is_whole
@@ -26,6 +28,15 @@ CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
 MOST_BYTES = 64 << 20
 FINGERPRINT = "keys_fingerprint"
 _KNOWN = ("watermarking_depth", "base_rate", "model_name", "watermarking_config")
+
+
+def _find(source: str | PathLike[str], name: str, options: dict[str, Any]) -> Path:
+    """A detector's file: of a folder, or of a repository of the hub."""
+    if unknown := [option for option in options if option not in HUB_OPTIONS]:
+        raise SettingError(f"from_pretrained() does not know {excerpt(unknown[0])}{suggest(unknown[0], HUB_OPTIONS)}")
+    path = Path(source)
+    is_here = path.exists() or not HUB_ID.fullmatch(fspath(source))
+    return path / (options.get("subfolder") or "") / name if is_here else find_config_file(source, name, options)
 
 
 class BayesianDetectorConfig:
@@ -75,9 +86,9 @@ class BayesianDetectorConfig:
             self.watermarking_config = {**kept, FINGERPRINT: take_fingerprint(mark["keys"])}
 
     @classmethod
-    def from_pretrained(cls, folder: str | PathLike[str]) -> Self:
-        """Read the settings from a folder."""
-        settings = read_json_object(Path(folder) / CONFIG_NAME)
+    def from_pretrained(cls, folder: str | PathLike[str], **options: Any) -> Self:
+        """Read the settings from a folder, or from a hub's `owner/name`, whose client takes the options."""
+        settings = read_json_object(_find(folder, CONFIG_NAME, options))
         made = cls(**{name: settings.pop(name) for name in _KNOWN if name in settings})
         made._others = settings
         return made
@@ -160,20 +171,37 @@ class BayesianDetectorModel(nn.Module):
             return BayesianWatermarkDetectorModelOutput(loss=loss, posterior_probabilities=posterior)
         return (posterior,) if loss is None else (posterior, loss)
 
-    def save_pretrained(self, folder: str | PathLike[str]) -> None:
-        """Write the settings and the weights (safetensors) into a folder."""
+    def save_pretrained(self, folder: str | PathLike[str], push_to_hub: bool = False, **options: Any) -> None:
+        """Write the settings and the weights (safetensors) into a folder.
+
+        `push_to_hub` uploads them too, to `repo_id` or the repository that the folder is called like; `token`,
+        `private`, `commit_message`, `revision` and `create_pr` are for the hub.
+        """
         from safetensors.torch import save_file
 
+        given = read_push_options(options, is_pushed=push_to_hub, caller="save_pretrained()")
         self.config.save_pretrained(folder)
         save_file({name: value.contiguous() for name, value in self.state_dict().items()}, Path(folder) / WEIGHTS_NAME)
+        if push_to_hub:
+            push_saved(folder, [CONFIG_NAME, WEIGHTS_NAME], given)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload the settings and the weights to a repository of the hub, and return its client's answer."""
+        given = {**read_push_options(options, is_pushed=True, caller="push_to_hub()"), "repo_id": repo_id}
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push_saved(folder, [CONFIG_NAME, WEIGHTS_NAME], given)
 
     @classmethod
-    def from_pretrained(cls, folder: str | PathLike[str]) -> Self:
-        """Read a detector from a folder."""
+    def from_pretrained(cls, folder: str | PathLike[str], **options: Any) -> Self:
+        """Read a detector from a folder, or from a hub's `owner/name`.
+
+        The hub's client takes `revision`, `token`, `cache_dir`, `force_download` and `local_files_only`.
+        """
         from safetensors.torch import load_file
 
-        path = Path(folder) / WEIGHTS_NAME
-        model = cls(BayesianDetectorConfig.from_pretrained(folder))
+        model = cls(BayesianDetectorConfig.from_pretrained(folder, **options))
+        path = _find(folder, WEIGHTS_NAME, options)
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise LoadError(f"{path} is missing, or larger than a detector is")
         try:

@@ -27,6 +27,12 @@ MULTIPLIER = 6364136223846793005
 INCREMENT = 1
 
 
+@lru_cache(maxsize=4)
+def _find_table(seed: int, size: int, device: torch.device) -> torch.Tensor:
+    """The bits of a sampling table, kept for the next requests with the same one."""
+    return draw_bits(seed, size).to(device)
+
+
 class SynthIDTextWatermarkLogitsProcessor(PromptedWatermark):
     """Favours tokens whose keyed bits (g-values), given the `ngram_len - 1` tokens before, are 1.
 
@@ -54,7 +60,7 @@ class SynthIDTextWatermarkLogitsProcessor(PromptedWatermark):
         self.ngram_len = ngram_len
         self._key_numbers = tuple(config.keys)
         self.keys = torch.tensor(config.keys, device=device)
-        self.sampling_table = draw_bits(sampling_table_seed, sampling_table_size).to(device or "cpu")
+        self.sampling_table = _find_table(sampling_table_seed, sampling_table_size, torch.device(device or "cpu"))
         self.sampling_table_seed = sampling_table_seed
         self.context_history_size = context_history_size
         self.skip_first_ngram_calls = skip_first_ngram_calls

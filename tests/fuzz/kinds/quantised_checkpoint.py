@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ, compressed-tensors and FP8 with hostile settings, headers and bytes."""
+"""Checkpoints of GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes with hostile settings, headers and bytes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.fuzz.tiny import use
 
 NAME = "quantised_checkpoint"
 SHORT = 60
-GOLDENS = Path(__file__).parents[2] / "loading" / "quantised" / "goldens"
+FOLDERS = Path(__file__).parents[2] / "loading" / "quantised"
 
 
 @cache
-def _read_parts(name: str) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    data = (GOLDENS / name / "model.safetensors").read_bytes()
+def _read_parts(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    data = (folder / "model.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
-    config = json.loads((GOLDENS / name / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     return config, json.loads(data[8 : 8 + length]), data[8 + length :]
 
 
 def make(rng: Random) -> tuple[bytes, bytes]:
-    names = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
-    config, header, body = _read_parts(rng.choice(names))
+    folders = sorted(path.parent for path in FOLDERS.glob("*/*/config.json"))
+    config, header, body = _read_parts(rng.choice(folders))
     if rng.random() < 0.6:
         method = mutate_json(rng, config["quantization_config"], rng.choice((1, 1, 3)))
         config = {**config, "quantization_config": method}

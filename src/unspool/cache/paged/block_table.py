@@ -70,12 +70,16 @@ class BlockTable:
         shared: list[tuple[int, int]] = []
         users: dict[int, int] = {}
         missing: list[int] = []
+        count_users = pool.count_users
         for row, (blocks, start, stop) in enumerate(zip(self.rows, starts, stops, strict=True)):
-            needed = pool.count_blocks(stop)
-            missing.append(max(0, needed - len(blocks)) if stop > start else 0)
-            for place in range(start // size, min(len(blocks), needed) if stop > start else 0):
+            if stop <= start:
+                missing.append(0)
+                continue
+            needed, held = pool.count_blocks(stop), len(blocks)
+            missing.append(needed - held if needed > held else 0)
+            for place in range(start // size, needed if needed < held else held):
                 block = blocks[place]
-                num_users = users.get(block, pool.count_users(block))
+                num_users = users[block] if block in users else count_users(block)
                 if num_users > 1:
                     users[block] = num_users - 1
                     shared.append((row, place))

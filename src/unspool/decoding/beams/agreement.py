@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from unspool.decoding.loop import Emitted
 
@@ -16,8 +16,22 @@ class Agreement:
 
     def __init__(self, num_prompts: int, num_returned: int) -> None:
         self._num_returned = num_returned
-        self._num_sure = [0] * num_prompts
-        self._is_over = [False] * num_prompts
+        self._num_sure = dict.fromkeys(range(num_prompts), 0)  # of prompts that are not over
+
+    @property
+    def open(self) -> list[int]:
+        """The prompts whose sequences are not all emitted."""
+        return list(self._num_sure)
+
+    def admit(self, others: Sequence[Agreement], firsts: Sequence[int]) -> None:
+        """Take in other prompts, of which the first ones have these numbers from now on."""
+        for other, first in zip(others, firsts, strict=True):
+            self._num_sure |= {first + prompt: count for prompt, count in other._num_sure.items()}
+
+    def forget(self, prompts: Iterable[int]) -> None:
+        """Emit no more of some prompts."""
+        for prompt in prompts:
+            self._num_sure.pop(prompt, None)
 
     def add(
         self,
@@ -27,11 +41,11 @@ class Agreement:
         ended: Sequence[tuple[list[int], str]] | None,
     ) -> None:
         """Add what became certain of a prompt; with `ended`, the rest of each sequence that is returned."""
-        if self._is_over[prompt]:
+        if prompt not in self._num_sure:
             return
         before, first_row = self._num_sure[prompt], prompt * self._num_returned
         if ended is not None:
-            self._is_over[prompt] = True
+            del self._num_sure[prompt]
             for place, (tokens, reason) in enumerate(ended):
                 emitted.tokens[first_row + place] = list(tokens[before:])
                 emitted.finished[first_row + place] = reason

@@ -63,6 +63,7 @@ class AheadBeamTurns(BeamTurns):
         self._ends = send(finish.end_tokens, rows.device)
         self._flights: deque[BeamFlight] = deque()
         self._last: Selection | ChosenBeams | None = None  # the beams that go on; None: the host has them
+        self._is_shared = False  # rows come and go between steps, as the host says
         self._unfollowed: Selection | ChosenBeams | None = None  # moves that the cache has not followed yet
         self._choice = self._make_choice()
         self._want = replace(scorer.reader.want, epilogue=self._choice)
@@ -88,7 +89,7 @@ class AheadBeamTurns(BeamTurns):
     def turn(self) -> Emitted:
         """Launch the next step, then read the last one's candidates and see what has ended."""
         if not self._flights:
-            if not self._reader.can_follow:
+            if self._is_shared or not self._reader.can_follow:
                 return self._turn_at_once()
             self._launch()
         flight = self._flights.popleft()
@@ -152,6 +153,16 @@ class AheadBeamTurns(BeamTurns):
         if self._unfollowed is not None:
             self._reader.follow_rows(self._unfollowed.parents)
             self._unfollowed = None
+
+    def share(self) -> None:
+        super().share()
+        self._is_shared = True
+
+    def settle(self) -> None:
+        """Let the next step begin with what the host knows; shared beams have launched nothing ahead."""
+        assert not self._flights
+        self._follow()
+        self._last = None
 
     def close(self) -> None:
         """Undo the step whose candidates nobody has read; without one, let the cache follow the last moves."""

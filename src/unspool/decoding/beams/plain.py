@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from unspool.decoding.alone import Shown
+from unspool.decoding.beams.moves import Moves
 from unspool.decoding.beams.reports import make_reports
-from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import Drawing, Listed, find_candidates
 from unspool.decoding.beams.settings import NEVER, BeamSettings
 from unspool.decoding.beams.trace import BeamTrace, Candidate
@@ -48,34 +48,38 @@ class Search:
     """One prompt's search: the beams that run, and the best that are finished."""
 
     running: list[Beam]
+    settings: BeamSettings
     finished: list[Beam] = field(default_factory=list)
     is_done: bool = False
+    num_tokens: int = 0  # that every beam has got
 
-    def keep_best(self, found: Sequence[Beam], settings: BeamSettings) -> None:
+    def keep_best(self, found: Sequence[Beam]) -> None:
         """Put finished beams among the best; with early stopping a full list stays as it is."""
+        settings = self.settings
         if settings.early_stopping is True and len(self.finished) == settings.num_beams:
             return
         self.finished = sorted([*self.finished, *found], key=lambda one: -one.score)[: settings.num_beams]
 
-    def fill(self, settings: BeamSettings) -> None:
+    def fill(self) -> None:
         """Repeat the finished beams where more are returned than there are: no other sequence is possible.
 
         The copies' scores are those of beams that do not exist, as the reference's are.
         """
-        num_found = len(self.finished)
+        num_found, settings = len(self.finished), self.settings
         for place in range(settings.num_returned - num_found):
             one = self.finished[place % num_found]
             score = settings.score(one.sum_logprobs + NEVER, len(one.tokens))
             self.finished.append(replace(one, sum_logprobs=one.sum_logprobs + NEVER, score=score))
 
-    def can_improve(self, settings: BeamSettings, num_tokens: int) -> bool:
+    def can_improve(self) -> bool:
         """Whether a running beam might still beat the worst of the finished ones."""
+        settings = self.settings
         if len(self.finished) < settings.num_beams:
             return True
         if settings.early_stopping is True:
             return False
         never_stops = settings.early_stopping == "never" and settings.length_penalty > 0.0
-        longest = settings.max_new_tokens if never_stops else num_tokens
+        longest = settings.max_new_tokens if never_stops else self.num_tokens
         return settings.score(self.running[0].sum_logprobs, longest) > self.finished[-1].score
 
 
@@ -92,21 +96,23 @@ class PlainBeams:
         trace: BeamTrace | None = None,
         rows_may_leave: bool = False,
     ) -> None:
-        self._scorer, self._rows, self._finish, self._settings = scorer, rows, finish, settings
+        self._scorer, self._rows, self.finish, self._settings = scorer, rows, finish, settings
         self._trace = trace
         start = [0.0] + [NEVER] * (settings.num_beams - 1)  # the beams of a prompt must not all start alike
         num_prompts = len(rows) // settings.num_beams
-        self._searches = [Search([Beam([], [], score) for score in start]) for _ in range(num_prompts)]
+        self._searches = {  # by the number of the prompt
+            prompt: Search([Beam([], [], score) for score in start], settings) for prompt in range(num_prompts)
+        }
         self.reports = make_reports(scorer, settings, num_prompts)
         self._active = list(range(num_prompts))  # prompts that have rows: all, or those whose search goes on
         self._rows_may_leave = rows_may_leave
-        self._num_tokens = 0
+        self._is_shared = False  # what has ended is known to those who asked for it, and forgotten here
         self._seeds: tuple[torch.Tensor, torch.Tensor] | None = None  # the rows', and of each prompt its first row's
         self._positions = Positions()
 
     def is_done(self) -> bool:
         """Whether every prompt's search has ended."""
-        return all(search.is_done for search in self._searches)
+        return all(search.is_done for search in self._searches.values())
 
     def choose(self) -> Moves:
         """Score every beam's next token, and keep the best continuations of each prompt."""
@@ -144,8 +150,17 @@ class PlainBeams:
 
         `explain` says why the row at a place got no token.
         """
-        flat = [token for tokens in listed[0] for token in tokens]
-        return self._advance_all(listed, self._finish.explain_tokens(flat, width), explain)
+        return self._advance_all(listed, self._explain_tokens(listed[0], width), explain)
+
+    def _explain_tokens(self, tokens: Sequence[Sequence[int]], width: int) -> list[str | None]:
+        """Why each prompt's candidates end, or None, one after the other, if no history is needed."""
+        flat = [token for row in tokens for token in row]
+        return self.finish.explain_tokens(flat, width, self._list_numbers(tokens))
+
+    def _list_numbers(self, tokens: Sequence[Sequence[int]]) -> list[int]:
+        """The number of the first row of each candidate's prompt."""
+        firsts = self._rows.numbers[:: self._settings.num_beams]
+        return [number for number, row in zip(firsts, tokens, strict=True) for _ in row]
 
     def list_running(self) -> torch.Tensor:
         """The log-probabilities of the running beams, one per row, where the rows are."""
@@ -165,14 +180,15 @@ class PlainBeams:
         self, listed: Listed, reasons: Sequence[str | None], explain: Callable[[int], NoTokenLeftError]
     ) -> list[int]:
         """Enter the candidates of a step; the row that each row goes on from."""
-        self._num_tokens += 1
         parents: list[int] = []
         is_ranked = self._trace is None and not self._settings.do_sample  # drawn ones are in the order of the draw
         first = 0
         for number, (prompt, tokens, beams, best) in enumerate(zip(self._active, *listed, strict=True)):
             own = reasons[first : first + len(tokens)]
             first += len(tokens)
-            is_going = not self._searches[prompt].is_done and not any(own) and NEVER / 2 < best[0] < math.inf
+            search = self._searches[prompt]
+            search.num_tokens += 1
+            is_going = not search.is_done and not any(own) and NEVER / 2 < best[0] < math.inf
             if is_ranked and is_going:
                 parents += self._go_on(number, prompt, tokens, beams, best)
                 continue
@@ -184,20 +200,24 @@ class PlainBeams:
         self, number: int, prompt: int, tokens: Sequence[int], beams: Sequence[int], best: Sequence[float]
     ) -> list[int]:
         """`_advance` with candidates of which none ends, as most steps' do: the first go on."""
-        settings, search, count = self._settings, self._searches[prompt], self._settings.num_beams
+        search, count = self._searches[prompt], self._settings.num_beams
         first_row, first, running = prompt * count, number * count, search.running
         search.running = [
             running[beam].grow(token, first_row + beam, total)
             for token, beam, total in zip(tokens[:count], beams, best, strict=False)
         ]
-        search.is_done = not search.can_improve(settings, self._num_tokens)
+        search.is_done = not search.can_improve()
         if search.is_done:
-            search.fill(settings)
+            search.fill()
         return [first + beam for beam in beams[:count]]
 
     def follow(self) -> None:
         """Let the rows of searches that are over leave; what has ended is known from the candidates."""
         going = [place for place, search in enumerate(self._list_active()) if not search.is_done]
+        self._stay(going)
+
+    def _stay(self, going: Sequence[int]) -> None:
+        """Let the rows of the searches that are not at these places leave, if they may."""
         if not self._rows_may_leave and len(going) < len(self._active):
             over = set(range(len(self._active))) - set(going)
             count = self._settings.num_beams
@@ -206,11 +226,49 @@ class PlainBeams:
             return
         num_beams = self._settings.num_beams
         staying = [place * num_beams + beam for place in going for beam in range(num_beams)]
+        left = set(self._rows.numbers) - {self._rows.numbers[place] for place in staying}
+        self.finish.forget(left)
         self._rows.select(staying)
         self._scorer.keep_rows(staying)
         if self.reports is not None:
             self.reports.keep_rows(staying)
         self._active = [self._active[place] for place in going]
+
+    # --- prompts of several runs -----------------------------------------------------------------------
+    @property
+    def num_beams(self) -> int:
+        """Beams of each prompt."""
+        return self._settings.num_beams
+
+    def share(self) -> None:
+        """Prompts of other runs may come from now on."""
+        if self._trace is not None or self.reports is not None:
+            raise ValueError("beams of which a trace is kept, or log-probabilities, are stepped by their own call")
+        self._is_shared = self._rows_may_leave = True
+
+    def admit(self, others: Sequence[PlainBeams], firsts: Sequence[int], finish: Finish) -> None:
+        """Take in other prompts, of which the first ones have these numbers from now on; `finish` has the stops of all.
+
+        Rows and scorer have them already.
+        """
+        alike = replace(self._settings, max_new_tokens=0)
+        for other, first in zip(others, firsts, strict=True):
+            if replace(other._settings, max_new_tokens=0) != alike:
+                raise ValueError("beams that are ranked in different ways are stepped by their own calls")
+            self._searches |= {first + prompt: search for prompt, search in other._searches.items()}
+            self._active += [first + prompt for prompt in other._active]
+        self.finish = finish
+
+    def drop(self, prompts: Collection[int]) -> None:
+        """Let prompts go before their searches have ended; not all that there are."""
+        self._stay([place for place, prompt in enumerate(self._active) if prompt not in prompts])
+        self.forget(prompts)
+
+    def forget(self, prompts: Collection[int]) -> None:
+        """Keep nothing of prompts whose sequences were handed out, if it is nobody's."""
+        if self._is_shared:
+            for prompt in prompts:
+                self._searches.pop(prompt, None)
 
     def _list_active(self) -> list[Search]:
         """The searches that have rows, in the order of those."""
@@ -219,14 +277,14 @@ class PlainBeams:
     def _explain_ends(self, tokens: list[list[int]], parents: list[list[int]]) -> list[str | None]:
         """Why each prompt's candidates end, or None, one after the other."""
         flat = [token for row in tokens for token in row]
-        if not self._finish.needs_history:
+        if not self.finish.needs_history:
             width = max(self._rows.ends) + 1
-            return self._finish.explain_tokens(flat, width)
+            return self._explain_tokens(tokens, width)
         first_rows = range(0, len(self._rows), self._settings.num_beams)
         sources = [first + parent for first, row in zip(first_rows, parents, strict=True) for parent in row]
         history = self._rows.history()
         extended = torch.cat((history[sources], send(flat, history.device)[:, None]), dim=1)
-        return self._finish.explain(extended, self._scorer.record.scores, Shown.of(self._rows, sources))
+        return self.finish.explain(extended, self._scorer.record.scores, Shown.of(self._rows, sources))
 
     def _explain_no_token(self, place: int) -> NoTokenLeftError:
         return self._scorer.explain_no_token(self._rows, place)
@@ -254,26 +312,26 @@ class PlainBeams:
         for place, one in enumerate(candidates[: settings.num_beams]):
             if one.reason is not None and one.sum_logprobs > NEVER / 2:
                 beam = grow(one)
-                beam.score = settings.score(one.sum_logprobs, self._num_tokens)
+                beam.score = settings.score(one.sum_logprobs, search.num_tokens)
                 beam.reason, beam.place = one.reason, place
                 found.append(beam)
-        search.keep_best(found, settings)
+        search.keep_best(found)
         kept = sorted(range(len(candidates)), key=lambda place: -_rank(candidates[place]))[: settings.num_beams]
         if self._trace is not None:
-            finished = {one.place: one.score for one in search.finished if len(one.tokens) == self._num_tokens}
-            self._trace.note(prompt, self._num_tokens, candidates, kept, finished=finished)
+            finished = {one.place: one.score for one in search.finished if len(one.tokens) == search.num_tokens}
+            self._trace.note(prompt, search.num_tokens, candidates, kept, finished=finished)
         is_stuck = not any(one.sum_logprobs > NEVER / 2 for one in candidates)
         if is_stuck and not search.finished:
             raise explain(first)
         going = [candidates[place] for place in kept]
         search.running = [grow(one) if one.reason is None else grow(one).cross_out() for one in going]
         has_next = not is_stuck and any(one.reason is None for one in candidates)
-        search.is_done = not has_next or not search.can_improve(settings, self._num_tokens)
+        search.is_done = not has_next or not search.can_improve()
         if search.is_done and self._trace is not None:
             for best in search.finished[: settings.num_returned]:
                 self._trace.note_returned(prompt, len(best.tokens), best.place, best.score, best.reason)
         if search.is_done:
-            search.fill(settings)
+            search.fill()
         return [first + one.parent for one in going]
 
     # --- what is returned ----------------------------------------------------------------------------
@@ -297,7 +355,7 @@ class PlainBeams:
 
     def result(self) -> Result:
         """The scores and origins of the sequences returned, best first for each prompt; the trace."""
-        best = [one for search in self._searches for one in search.finished[: self._settings.num_returned]]
+        best = [one for search in self._searches.values() for one in search.finished[: self._settings.num_returned]]
         longest = max((len(one.parents) for one in best), default=0)
         scores = torch.tensor([one.score for one in best]) if self._settings.returns_scores else None
         origins = torch.tensor([one.parents + [-1] * (longest - len(one.parents)) for one in best])

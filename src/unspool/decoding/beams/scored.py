@@ -13,9 +13,9 @@ from unspool.beams.hypotheses import Hypothesis
 from unspool.beams.offers import BeamOffers, list_offers, pack_offers, read_offers
 from unspool.beams.result import pick_best
 from unspool.beams.scorer import BeamSearchScorer, HypothesisScorer, RunningBeams
+from unspool.decoding.beams.moves import Moves
 from unspool.decoding.beams.notes import VerdictNotes
 from unspool.decoding.beams.reports import make_reports
-from unspool.decoding.beams.search import Moves
 from unspool.decoding.beams.selection import (
     Best,
     find_best,

@@ -53,6 +53,13 @@ class Readout:
     def select_rows(self, index: Sequence[int]) -> None:
         """Follow rows of the call that are repeated or stay."""
 
+    def forget(self, num_steps: int) -> None:
+        """Undo the last steps."""
+
+    def admit(self, others: Sequence[Any], firsts: Sequence[int]) -> None:
+        """Take in the rows of other readouts that differ in nothing but those, after these; their row 0 has the number
+        in `firsts` from now on."""
+
     def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:
         """The logits of a pass for the call's rows; with `normalise` log-probabilities are given, as beams need,
         unless something followed the pass."""

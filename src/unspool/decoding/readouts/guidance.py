@@ -80,6 +80,16 @@ class Guidance(Readout):
         self._lengths = [self._lengths[row] for row in index]
         self._prompt_lengths = [self._prompt_lengths[row] for row in index]
 
+    def admit(self, others: Sequence[Guidance], firsts: Sequence[int]) -> None:
+        """Take in rows that are led away from prompts of their own by the same scale."""
+        if any(one._guide != self._guide for one in others):
+            raise ValueError("rows that are guided by different scales can't be read by one readout")
+        readouts = (self, *others)
+        width = max(one._others.shape[1] for one in readouts)
+        self._others = torch.cat([F.pad(one._others, (0, width - one._others.shape[1])) for one in readouts])
+        self._lengths = [length for one in readouts for length in one._lengths]
+        self._prompt_lengths = [length for one in readouts for length in one._prompt_lengths]
+
     def read(self, forward: Forward, rows: Rows, *, normalise: bool) -> Scores:  # both are normalised always
         """Guided log-probabilities, not normalised again: as in the reference, `renormalize_logits` does that."""
         logits, num_rows = forward.logits.float(), len(rows)  # (2 * rows, vocab)

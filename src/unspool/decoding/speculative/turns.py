@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
+from unspool.cache import Cache
 from unspool.decoding.alone import Shown
-from unspool.decoding.finish import Finish
+from unspool.decoding.finish import Finish, JoinedFinish
 from unspool.decoding.loop import Emitted, Result
 from unspool.decoding.observer import DraftChecked, TokenChosen
-from unspool.decoding.reader import Tried
+from unspool.decoding.reader import Reader, Tried
 from unspool.decoding.record import read_logprobs
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.select import NO_TOKEN
-from unspool.decoding.speculative.drafters.base import ACCEPT_STREAM, Draft, Drafter
+from unspool.decoding.speculative.drafters.base import ACCEPT_STREAM, Draft, Drafter, SharedDrafter
 from unspool.decoding.speculative.policy import CheckedTurn, Policy
-from unspool.decoding.speculative.verify import choose_against, choose_token
+from unspool.decoding.speculative.verify import choose_against
 from unspool.decoding.strategies.sample import Sample
 from unspool.decoding.strategies.stretch import StretchTurns, can_stretch
-from unspool.decoding.strategies.turns import TokenTurns
+from unspool.decoding.strategies.turns import TokenTurns, check_shared
+from unspool.decoding.tails import choose_token
 from unspool.kernels.sending import fetch_once
 from unspool.logits.fused import FusedTail
 from unspool.outputs import Speculation
@@ -44,14 +47,15 @@ class SpeculativeTurns:
     drafter: Drafter
     policy: Policy
     finish: Finish
-    speculation: Speculation
-    max_length: int
+    speculation: dict[int, tuple[Speculation, int]]  # by number: the figures of each row's call, and its place in them
+    max_lengths: list[int]  # the most columns of each row
     do_sample: bool
     rows_may_leave: bool
     remember: Callable[[], None] = _forget  # called once it is over: what the next call may know of this one
     reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
     plain: TokenTurns | None = None  # for turns without guesses
     stretch: StretchTurns | None = None  # the same, where they can be taken several at a time
+    num_numbers: int = 0  # that rows have had, once others have come in
 
     @property
     def reads_choice(self) -> bool:
@@ -65,6 +69,58 @@ class SpeculativeTurns:
     def close(self) -> None:
         """Let later calls know how long drafts were best."""
         self.remember()
+
+    # --- rows of several runs ----------------------------------------------------------------------------
+    @property
+    def reader(self) -> Reader:
+        """What reads the rows."""
+        return self.scorer.reader
+
+    def share(self) -> None:
+        """Rows of other runs may come from now on."""
+        check_shared(self.scorer.record, rows_may_leave=self.rows_may_leave)
+        if not isinstance(self.drafter, SharedDrafter):
+            raise ValueError("rows whose drafter does not take in others are stepped by their own call")
+
+    def settle(self) -> None:
+        """Nothing is half done."""
+
+    def admit(self, others: Sequence[SpeculativeTurns], cache: Cache) -> list[int]:
+        """Take in the rows of other turns at work, after these; `cache` holds the keys of all. The others are used up.
+
+        Returns the number that row 0 of each has among these. Drafts are as long as is best for these.
+        """
+        sets = [self, *others]
+        for one in sets:
+            one.share()
+        numbers = [list(one.rows.numbers) for one in sets]
+        firsts = list(accumulate([one.count_numbers() for one in sets], initial=0))
+        self.num_numbers = firsts.pop()
+        shifts = self.rows.admit([one.rows for one in others], firsts[1:], is_ragged=True)
+        joining = Joining([len(own) for own in numbers], firsts, shifts)
+        self.scorer.admit([one.scorer for one in others], cache, joining)
+        assert isinstance(self.drafter, SharedDrafter)
+        self.drafter.admit([one.drafter for one in others])
+        self.finish = JoinedFinish.of([one.finish for one in sets], numbers, joining)
+        self.max_lengths = [most for one in sets for most in one.max_lengths]
+        for other, first in zip(others, firsts[1:], strict=True):
+            self.speculation |= {first + number: one for number, one in other.speculation.items()}
+        self.reasons.clear()  # of rows that have left
+        self.plain = self.stretch = None
+        return firsts[1:]
+
+    def count_numbers(self) -> int:
+        """How many numbers rows have had."""
+        return max(self.num_numbers, *(number + 1 for number in (*self.rows.numbers, *self.reasons)))
+
+    def find_places(self, numbers: Collection[int]) -> list[int]:
+        """The rows of the cache that rows of these numbers have."""
+        return [place for place, number in enumerate(self.rows.numbers) if number in numbers]
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Let rows go before they have ended; not all that there are."""
+        self.reasons |= dict.fromkeys(numbers, "dropped")
+        self._let_leave()
 
     def is_done(self) -> bool:
         """Whether every row has ended."""
@@ -125,7 +181,7 @@ class SpeculativeTurns:
             self.stretch.most_steps = most_steps
         emitted = self.plain.turn()
         for number in emitted.tokens:
-            self.speculation.add(number, 0, 0)
+            self._count(number, 0, 0)
         return emitted
 
     def _propose(self, is_live: Sequence[bool]) -> Draft:
@@ -141,10 +197,10 @@ class SpeculativeTurns:
     def _find_limits(self, is_live: Sequence[bool]) -> list[int]:
         """The most guesses that can help each row: a pass gives one token more, and the cache must hold them all."""
         room = self.scorer.reader.cache.get_max_cache_shape()
-        fits = self.max_length if room is None else max(0, room - max(self.scorer.reader.cache.lengths) - 1)
+        fits = max(self.max_lengths) if room is None else max(0, room - max(self.scorer.reader.cache.lengths) - 1)
         return [
-            max(0, min(self.max_length - end - 1, fits)) if live else 0
-            for end, live in zip(self.rows.ends, is_live, strict=True)
+            max(0, min(most - end - 1, fits)) if live else 0
+            for most, end, live in zip(self.max_lengths, self.rows.ends, is_live, strict=True)
         ]
 
     # --- what the pass says --------------------------------------------------------------------------
@@ -275,17 +331,26 @@ class SpeculativeTurns:
                 continue
             number = self.rows.numbers[place]
             emitted.tokens[number] = tokens
-            self.speculation.add(number, draft.counts[place], accepted[place])
+            self._count(number, draft.counts[place], accepted[place])
             if self.scorer.record.num_top is not None:
                 chosen = torch.tensor(tokens, device=logits.device)
                 emitted.logprobs[number] = read_logprobs(
                     logits[place, : len(tokens)], chosen, self.scorer.record.num_top
                 )
 
+    def _count(self, number: int, num_drafted: int, num_accepted: int) -> None:
+        speculation, row = self.speculation[number]
+        speculation.add(row, num_drafted, num_accepted)
+
     def _let_leave(self) -> None:
         staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
         if staying:
+            left = [number for number in self.rows.numbers if number in self.reasons]
+            self.finish.forget(left)
+            for number in left:
+                del self.speculation[number]
             self.rows.select(staying)
+            self.max_lengths = [self.max_lengths[place] for place in staying]
             self.scorer.keep_rows(staying)
             self.drafter.keep_rows(staying)
         else:

@@ -11,16 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.tails import draw_from_tail
-from unspool.logits.fused import FusedTail
-
-
-def choose_token(scores: torch.Tensor, uniforms: torch.Tensor | None, tail: FusedTail | None = None) -> torch.Tensor:
-    """The tokens (rows,) that decoding without a drafter takes from scores (rows, vocab): greedy without numbers."""
-    if uniforms is None:
-        return take_likeliest(scores)
-    return draw(scores, uniforms) if tail is None else draw_from_tail(tail, scores, uniforms)
+from unspool.decoding.select import draw
 
 
 def choose_against(

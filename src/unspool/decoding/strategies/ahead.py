@@ -149,6 +149,11 @@ class AheadTurns(TokenTurns):
             return None
         return self.strategy.launch(self.rows, min(self.pace.num_steps, left))
 
+    def settle(self) -> None:
+        """Undo the steps whose tokens nobody has read: they are launched again, with the rows that are there then."""
+        self.close()
+        self.is_first = True  # the next turn launches one step alone
+
     def close(self) -> None:
         """Undo the steps whose tokens nobody has read."""
         num_flights = len(self.flights)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from unspool.cache import Cache
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
+from unspool.decoding.scorer import Scorer
 from unspool.errors import NoTokenLeftError
 
 
@@ -52,11 +54,14 @@ class Strategy(Protocol):
         """Follow the rows that stay when others leave."""
         ...
 
-    def admit(self, other: Any, cache: Cache, counts: tuple[int, int], shifts: tuple[int, int]) -> None:
-        """Take in the rows of another strategy of the kind; raises if the two can't go on as one.
+    @property
+    def scorer(self) -> Scorer:
+        """What scores the next tokens."""
+        ...
 
-        `cache` holds the keys of both, `counts` says how many rows each has, `shifts` how many columns they move.
-        """
+    def admit(self, others: Sequence[Any], cache: Cache, joining: Joining) -> None:
+        """Take in the rows of other strategies of the kind; raises if they can't go on as one. `cache` holds the
+        keys of all."""
         ...
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:

@@ -99,6 +99,12 @@ class Candidates:
         for _ in range(num_steps):
             self._reader.ready, self._reader.num_passes = self._taken.pop()
 
+    def admit(self, others: Sequence[Candidates]) -> None:
+        """Take in the past of other rows, after these; the reader has them already. No step is undone after this that
+        came before."""
+        self._past.admit([one._past for one in others])
+        self._taken.clear()
+
     def keep_rows(self, index: Sequence[int]) -> None:
         """Follow the rows that stay."""
         self._past.select_rows(index)

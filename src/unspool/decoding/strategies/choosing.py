@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from unspool.decoding.rows import Rows
-from unspool.decoding.select import draw, take_likeliest
-from unspool.decoding.tails import draw_from_tail
+from unspool.decoding.tails import choose_token
 from unspool.kernels.cpu.library import UNSURE
 from unspool.kernels.cpu.mark_calls import NO_MARK, MarkCall
 from unspool.kernels.draws import DrawCall, new_draws, prepare_draws
@@ -95,13 +94,8 @@ class LogitsChoice:
             drawn = self._draws.draw(scores, self._step)
             if UNSURE not in drawn:
                 return drawn
-        if self._uniforms is None:
-            tokens = take_likeliest(scores)
-        elif self._tail is None:
-            tokens = draw(scores, self._uniforms[:, self._step])
-        else:
-            tokens = draw_from_tail(self._tail, scores, self._uniforms[:, self._step])
-        chosen: list[int] = tokens.tolist()
+        uniforms = None if self._uniforms is None else self._uniforms[:, self._step]
+        chosen: list[int] = choose_token(scores, uniforms, self._tail).tolist()
         return chosen
 
     def _process(self, logits: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from unspool.cache import Cache
 from unspool.decoding.readouts.base import Scores
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
 from unspool.decoding.scorer import Scorer
 from unspool.decoding.strategies.base import Chosen
 from unspool.decoding.strategies.candidates import Candidates
@@ -29,7 +30,7 @@ class ContrastiveSearch:
     def __init__(
         self, scorer: Scorer, candidates: Candidates, *, penalty_alpha: float, top_k: int | Sequence[int]
     ) -> None:
-        self._scorer, self._candidates = scorer, candidates
+        self.scorer, self._candidates = scorer, candidates
         self._alpha = penalty_alpha
         self._num = top_k if isinstance(top_k, int) else max(top_k)
         self._nums: torch.Tensor | None = None  # (rows, 1): where rows look at different numbers of candidates
@@ -39,7 +40,7 @@ class ContrastiveSearch:
     def step(self, rows: Rows) -> Chosen:
         """Choose every row's next token, and read it: what follows it is known at the next step."""
         self._candidates.remember()
-        result = self._scorer.next_logits(rows)
+        result = self.scorer.next_logits(rows)
         tokens, weights = self._find_candidates(result)  # (rows, k) each
         if rows.padded:  # what they read is what their sequences get
             tokens = tokens.index_fill(0, send(rows.padded, tokens.device), rows.pad_token_id)
@@ -75,15 +76,20 @@ class ContrastiveSearch:
 
     def keep_rows(self, index: list[int]) -> None:
         """Let the cache, the processors and the past states follow rows that stay."""
-        self._scorer.keep_rows(index)
+        self.scorer.keep_rows(index)
         self._candidates.keep_rows(index)
         if self._nums is not None:
             self._nums = self._nums[torch.tensor(index, device=self._nums.device)]
 
-    def admit(self, *_: Any) -> None:
-        """Past states stay with their own call."""
-        raise ValueError("rows of a contrastive search are stepped by their own call")
+    def admit(self, others: Sequence[Any], cache: Cache, joining: Joining) -> None:
+        """Take in rows that are searched in the same way, with their past states."""
+        for one in (self, *others):
+            is_alike = isinstance(one, ContrastiveSearch) and (one._num, one._alpha) == (self._num, self._alpha)
+            if not is_alike or one._nums is not None:
+                raise ValueError("rows of contrastive searches that weigh differently can't be chosen by one strategy")
+        self.scorer.admit([one.scorer for one in others], cache, joining)
+        self._candidates.admit([one._candidates for one in others])
 
     def explain_no_token(self, rows: Rows, place: int) -> NoTokenLeftError:
         """Why the row at `place` has no token to choose from."""
-        return self._scorer.explain_no_token(rows, place)
+        return self.scorer.explain_no_token(rows, place)

@@ -77,6 +77,13 @@ class PastStates:
             cosines = cosines.masked_fill(column >= self._ends[:, None, None], -torch.inf)
         return cosines.amax(dim=-1)
 
+    def admit(self, others: Sequence[PastStates]) -> None:
+        """Take in other rows, after these."""
+        parts = [one._units for one in (self, *others) if one._units is not None]
+        room = max(one.shape[1] for one in parts)
+        self._units = torch.cat([F.pad(one, (0, 0, 0, room - one.shape[1])) for one in parts])
+        self._set_lengths([length for one in (self, *others) for length in one._lengths])
+
     def select_rows(self, index: Sequence[int]) -> None:
         """Keep rows, or let them change places."""
         assert self._units is not None

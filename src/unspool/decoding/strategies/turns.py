@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
 from unspool.cache import Cache
 from unspool.decoding.finish import Finish, JoinedFinish
 from unspool.decoding.loop import Emitted, Result
+from unspool.decoding.reader import Reader
 from unspool.decoding.record import Record, read_logprobs
-from unspool.decoding.rows import Rows
+from unspool.decoding.rows import Joining, Rows
 from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.strategies.base import Strategy
 from unspool.kernels.sending import fetch_once, send
+
+
+def check_shared(record: Record, *, rows_may_leave: bool) -> None:
+    """Raise if rows can't be stepped with those of other runs."""
+    if record.keeps_steps or record.is_seen or not rows_may_leave:
+        raise ValueError("rows of which something is kept step by step stay with their own call")
 
 
 @dataclass(slots=True)
@@ -26,6 +35,7 @@ class TokenTurns:
     record: Record
     rows_may_leave: bool
     reasons: dict[int, str] = field(default_factory=dict)  # why rows of the call have ended
+    num_numbers: int = 0  # that rows have had, once others have come in
 
     def is_done(self) -> bool:
         """Whether every row has ended."""
@@ -82,23 +92,54 @@ class TokenTurns:
     def _let_leave(self) -> None:
         staying = [place for place, number in enumerate(self.rows.numbers) if number not in self.reasons]
         if staying:
+            self.finish.forget([number for number in self.rows.numbers if number in self.reasons])
             self.rows.select(staying)
             self.strategy.keep_rows(staying)
         else:
             self.rows.numbers = []
 
-    def admit(self, other: TokenTurns, cache: Cache) -> None:
-        """Take in the rows of other turns at work, after these; `cache` holds the keys of both. The others are used up.
+    # --- rows of several runs ----------------------------------------------------------------------------
+    @property
+    def reader(self) -> Reader:
+        """What reads the rows."""
+        return self.strategy.scorer.reader
 
-        Their numbers go on after these: row `i` of the others is row `max(numbers) + 1 + i`.
+    def share(self) -> None:
+        """Rows of other runs may come from now on."""
+        check_shared(self.record, rows_may_leave=self.rows_may_leave)
+
+    def settle(self) -> None:
+        """Leave nothing half done: rows are about to come or to go."""
+
+    def admit(self, others: Sequence[TokenTurns], cache: Cache) -> list[int]:
+        """Take in the rows of other turns at work, after these; `cache` holds the keys of all. The others are used up.
+
+        Returns the number that row 0 of each has among these.
         """
-        if self.record.keeps_any or other.record.keeps_any or not (self.rows_may_leave and other.rows_may_leave):
-            raise ValueError("rows of which something is kept step by step stay with their own call")
-        own = list(self.rows.numbers)
-        first = max([*own, *self.reasons]) + 1
-        new = [first + number for number in other.rows.numbers]
-        counts = (len(own), len(new))
-        shifts = self.rows.admit(other.rows, new)
-        self.strategy.admit(other.strategy, cache, counts, shifts)
-        self.finish = JoinedFinish.of(self.finish, own, other.finish, new, shifts)
-        self.reasons |= {first + number: reason for number, reason in other.reasons.items()}
+        sets = [self, *others]
+        for one in sets:
+            one.share()
+            one.settle()
+        numbers = [list(one.rows.numbers) for one in sets]
+        firsts = list(accumulate([one.count_numbers() for one in sets], initial=0))
+        self.num_numbers = firsts.pop()
+        shifts = self.rows.admit([one.rows for one in others], firsts[1:])
+        joining = Joining([len(own) for own in numbers], firsts, shifts)
+        self.strategy.admit([one.strategy for one in others], cache, joining)
+        self.finish = JoinedFinish.of([one.finish for one in sets], numbers, joining)
+        self.reasons.clear()  # of rows that have left
+        return firsts[1:]
+
+    def count_numbers(self) -> int:
+        """How many numbers rows have had."""
+        return max(self.num_numbers, *(number + 1 for number in (*self.rows.numbers, *self.reasons)))
+
+    def find_places(self, numbers: Collection[int]) -> list[int]:
+        """The rows of the cache that rows of these numbers have."""
+        return self.reader.spread([place for place, number in enumerate(self.rows.numbers) if number in numbers])
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Let rows go before they have ended; not all that there are."""
+        self.settle()
+        self.reasons |= dict.fromkeys(numbers, "dropped")
+        self._let_leave()

@@ -17,10 +17,19 @@ from unspool.kernels.cpu.raw import (
     read_stored,
 )
 from unspool.kernels.cpu.supers import AnyBlocks, AnyKind, SuperBlocks, join_blocks, read_supers
+from unspool.kernels.cpu.tables import (
+    TABLE_KINDS,
+    TableBlocks,
+    TableKind,
+    quantise_table,
+    read_table,
+    spread_sizes,
+)
 from unspool.kernels.cpu.tiles import TILE, pack_tiles, unpack_tiles
 
 __all__ = [
     "BLOCK",
+    "TABLE_KINDS",
     "TILE",
     "AnyBlocks",
     "AnyKind",
@@ -30,6 +39,8 @@ __all__ = [
     "Library",
     "RawBlocks",
     "SuperBlocks",
+    "TableBlocks",
+    "TableKind",
     "find_layouts",
     "find_library",
     "find_marks",
@@ -39,10 +50,13 @@ __all__ = [
     "pack_tiles",
     "quantise",
     "quantise_rows",
+    "quantise_table",
     "read_blocks",
     "read_plain",
     "read_stored",
     "read_supers",
+    "read_table",
+    "spread_sizes",
     "unpack_tiles",
     "why_missing",
 ]

@@ -33,7 +33,7 @@ from unspool.kernels.cpu.structures import (
 from unspool.kernels.cpu.supers import AnyKind, count_columns
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-ABI: Final = 26
+ABI: Final = 27
 CHUNK: Final = 64  # the most tokens per call; US_CHUNK
 MOST_THREADS: Final = 256
 FILE: Final = Path(__file__).parent / ("libunspool_cpu.dylib" if sys.platform == "darwin" else "libunspool_cpu.so")

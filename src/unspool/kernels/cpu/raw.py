@@ -25,6 +25,7 @@ from unspool.kernels.cpu.supers import (
     join_blocks,
     read_supers,
 )
+from unspool.kernels.cpu.tables import TableBlocks
 from unspool.kernels.cpu.tiles import pack_tiles
 
 Stored = Literal["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
@@ -66,6 +67,7 @@ class Part:
     def describe(self) -> tuple[CRows, list[torch.Tensor]]:
         """The C struct, and what it points at."""
         source, form = self.source, "codes"
+        assert not isinstance(source, TableBlocks)  # laid out by torch's operators
         if isinstance(source, SuperBlocks):
             kept = [source.codes, source.headers]
         elif isinstance(source, Blocks):
@@ -176,7 +178,7 @@ def join_rows(parts: Sequence[AnyRows]) -> AnyRows:
 def lay_out(blocks: AnyRows) -> torch.Tensor:
     """The bytes of a matrix as the library reads it: (tiles, blocks, bytes) uint8; rows are padded with zeros."""
     library = find_layouts()
-    if library is None:
+    if library is None or isinstance(blocks, TableBlocks):
         return pack_tiles(read_plain(blocks))
     if not isinstance(blocks, RawBlocks):
         blocks = RawBlocks((Part(blocks),), blocks.kind, blocks.shape[1])

@@ -11,9 +11,22 @@ from unspool.errors import SettingError
 from unspool.kernels import packing
 from unspool.kernels.cpu.blocks import BLOCK
 from unspool.kernels.cpu.supers import AnyKind
+from unspool.kernels.cpu.tables import TABLE_KINDS
 from unspool.kernels.cpu.tiles import TILE, count_tile_bytes
 
-_NAMES: Final = ("float32", "int8", "int4", "q4_k", "q5_k", "q6_k", "q5", "bfloat16", "float16")  # us_kind
+_NAMES: Final = (
+    "float32",
+    "int8",
+    "int4",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "q5",
+    "bfloat16",
+    "float16",
+    "nf4",
+    "fp4",
+)  # us_kind
 _KINDS: Final = {name: number for number, name in enumerate(_NAMES)}
 FloatKind = Literal["float32", "bfloat16", "float16"]
 """Kinds whose activations are not rounded."""
@@ -267,7 +280,7 @@ def describe_matrix(
         raise SettingError(f"a bias of {bias.numel()} numbers does not fit {rows} rows")
     if rest is None:
         return CMatrix(_KINDS[kind], rows, columns, own, point(data), point(bias), None)
-    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & _FLOATS:
+    if own % TILE or rest.columns != columns or rest.bias or {kind, _NAMES[rest.kind]} & (_FLOATS | {*TABLE_KINDS}):
         raise SettingError(
             f"a {_NAMES[rest.kind]} matrix of {rest.columns} columns can't follow {own} rows of a {kind} matrix of "
             f"{columns} columns"

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from unspool.errors import LoadError
 from unspool.kernels.cpu.blocks import BLOCK, Blocks, Kind, read_halves
+from unspool.kernels.cpu.tables import TABLE_KINDS, TableBlocks, TableKind
 
 SUPER: Final = 256  # columns of a super-block
 SuperKind = Literal["q4_k", "q5_k", "q6_k", "q5"]
@@ -26,7 +27,7 @@ _FIVES: Final = {"Q5_0": 22, "Q5_1": 24}  # bytes of a block in a file
 
 def count_columns(kind: AnyKind) -> int:
     """Columns of a block, or of a super-block."""
-    return BLOCK if kind in ("int8", "int4", "q5") else SUPER
+    return BLOCK if kind in ("int8", "int4", "q5", *TABLE_KINDS) else SUPER
 
 
 @dataclass(slots=True)
@@ -149,8 +150,8 @@ def split_nibbles(packed: torch.Tensor, group: int) -> torch.Tensor:
     return torch.stack((groups & 15, groups >> 4), dim=2)  # (blocks, groups, 2, group) uint8
 
 
-AnyBlocks = Blocks | SuperBlocks
-AnyKind = Kind | SuperKind
+AnyBlocks = Blocks | SuperBlocks | TableBlocks
+AnyKind = Kind | SuperKind | TableKind
 
 
 def join_blocks(parts: Sequence[AnyBlocks]) -> AnyBlocks:
@@ -162,6 +163,10 @@ def join_blocks(parts: Sequence[AnyBlocks]) -> AnyBlocks:
     if supers:
         codes, headers = torch.cat([part.codes for part in supers]), torch.cat([part.headers for part in supers])
         return SuperBlocks(codes, headers, supers[0].kind)
+    tables = [part for part in parts if isinstance(part, TableBlocks)]
+    if tables:
+        nibbles, scales = torch.cat([part.nibbles for part in tables]), torch.cat([part.scales for part in tables])
+        return TableBlocks(nibbles, scales, tables[0].kind)
     plain = [part for part in parts if isinstance(part, Blocks)]
     minimums = [part.minimums for part in plain if part.minimums is not None]
     return Blocks(

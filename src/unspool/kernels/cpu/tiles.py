@@ -17,6 +17,7 @@ from unspool.kernels.cpu.supers import (
     pack_supers,
     unpack_supers,
 )
+from unspool.kernels.cpu.tables import TABLE_BYTES, TableBlocks, pack_tables, unpack_tables
 
 TILE: Final = 8  # rows that are multiplied together
 _BYTES: Final[dict[str, int]] = {"int8": 16 + 256, "int4": 32 + 128}  # of one block of one tile
@@ -26,6 +27,8 @@ def count_tile_bytes(kind: AnyKind, rows: int, columns: int) -> int | None:
     """The bytes of a matrix of that shape; None if its columns are not whole blocks."""
     if kind == "int8" or kind == "int4":
         width, size = BLOCK, _BYTES[kind]
+    elif kind == "nf4" or kind == "fp4":
+        width, size = BLOCK, TABLE_BYTES
     else:
         width, size = count_columns(kind), TILE * SUPER_BYTES[kind]
     return None if columns % width else -(-rows // TILE) * (columns // width) * size
@@ -35,6 +38,8 @@ def pack_tiles(blocks: AnyBlocks) -> torch.Tensor:
     """The bytes of a matrix as the library reads it: (tiles, blocks, bytes) uint8; rows are padded with zeros."""
     if isinstance(blocks, SuperBlocks):
         return pack_supers(blocks)
+    if isinstance(blocks, TableBlocks):
+        return pack_tables(blocks)
     quants, missing = blocks.quants, -blocks.quants.shape[0] % TILE
     if missing:
         quants = F.pad(quants, (0, 0, 0, missing))
@@ -58,6 +63,8 @@ def _pack_halves(values: torch.Tensor, missing: int) -> torch.Tensor:
 
 def unpack_tiles(packed: torch.Tensor, kind: AnyKind, num_rows: int) -> AnyBlocks:
     """The blocks that were packed: the inverse of `pack_tiles`."""
+    if kind == "nf4" or kind == "fp4":
+        return unpack_tables(packed, kind, num_rows)
     if kind != "int8" and kind != "int4":
         return unpack_supers(packed, kind, num_rows)
     num_tiles, num_blocks, _ = packed.shape

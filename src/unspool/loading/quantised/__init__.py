@@ -1,4 +1,4 @@
-"""Checkpoints that other tools quantised: GPTQ, AWQ, compressed-tensors, FP8, as tensors under their plain names."""
+"""Checkpoints that other tools quantised: GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes, under plain names."""
 
 from unspool.loading.quantised.tensors import QuantisedTensors, open_quantised
 

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from unspool.kernels.cpu.blocks import BLOCK, Blocks, round_halves
+from unspool.kernels.cpu.tables import TableBlocks
 
 CHUNK_NUMBERS: Final = 2 << 20  # numbers of a matrix that are made at once
 
@@ -32,7 +33,7 @@ class QuantisedMatrix(ABC):
     def read_rows(self, first: int, end: int) -> torch.Tensor:
         """The numbers of some rows: float32, without a rounding between the stored numbers and these."""
 
-    def find_blocks(self) -> Blocks | None:
+    def find_blocks(self) -> Blocks | TableBlocks | None:
         """The same in the form that products read, 4 or 8 bits; None if there is none so close."""
         return None
 

@@ -11,6 +11,7 @@ import torch
 from unspool.errors import LoadError
 from unspool.kernels.cpu import AnyRows
 from unspool.loading.quantised.awq import AWQ
+from unspool.loading.quantised.bitsandbytes import BITSANDBYTES, TableMatrix
 from unspool.loading.quantised.compressed_tensors import COMPRESSED_TENSORS
 from unspool.loading.quantised.format import Format, Method
 from unspool.loading.quantised.fp8 import FP8
@@ -19,7 +20,7 @@ from unspool.loading.quantised.matrix import GroupedMatrix, QuantisedMatrix
 from unspool.loading.tensors import TensorFile, TensorInfo
 from unspool.small_files import read_json_object
 
-FORMATS: Final[dict[str, Format]] = {one.name: one for one in (GPTQ, AWQ, COMPRESSED_TENSORS, FP8)}
+FORMATS: Final[dict[str, Format]] = {one.name: one for one in (GPTQ, AWQ, COMPRESSED_TENSORS, FP8, BITSANDBYTES)}
 _OLD_SETTINGS: Final = "quantize_config.json"  # of GPTQ before transformers had a place for it
 # Modules whose matrices checkpoints have as (inputs, outputs), which tools quantise as (outputs, inputs).
 _TURNED: Final = {"gpt2": (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")}
@@ -65,6 +66,11 @@ class QuantisedTensors:
     def has_integers(self) -> bool:
         """Whether matrices are whole numbers of few bits, as the blocks are that products read."""
         return any(isinstance(matrix, GroupedMatrix) for matrix in self._matrices.values())
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether matrices are codes of nf4 or fp4."""
+        return any(isinstance(matrix, TableMatrix) for matrix in self._matrices.values())
 
     @property
     def plain_names(self) -> list[str]:

@@ -27,7 +27,7 @@ from unspool.models.adapters.kept import find_kept
 from unspool.models.adapters.modules import find_misplaced, walk
 from unspool.models.adapters.pair import AdaptedHalf, AdaptedPair
 from unspool.models.adapters.settings import ObjectSettings, convert_settings, name_static_kind
-from unspool.models.adapters.twin import TwinAnswer, explain_change, find_twin, keeps_states
+from unspool.models.adapters.twin import TwinAnswer, ask_twin, explain_change, keeps_states
 from unspool.models.native import NativeModel
 from unspool.plan import find_marking_pad
 
@@ -177,7 +177,7 @@ def open_call(
     native = runs_natively(model, native)
     why, found = _explain_call(model, given, settings), TwinAnswer(None)
     if why is None and native and keeps_states(model) and _hides_states(inputs, given, settings):
-        found = find_twin(model)
+        found = ask_twin(model)
         if found.native is not None:
             return found.native
     why = why or _explain_adapter(model, inputs, given, settings)
@@ -185,7 +185,7 @@ def open_call(
         why = f"{why}; {found.reason}"
     if why is None:
         reason = _explain_cache(model, inputs, given, settings) if native else ""
-        found = find_twin(model) if native and not reason else _find_change(model)
+        found = ask_twin(model) if native and not reason else _find_change(model)
         if found.native is not None:
             return found.native
         adapter, reason = adapt(model), reason or found.reason

@@ -108,12 +108,19 @@ def _compare_attributes(where: str, part: nn.Module, other: nn.Module, used: fro
         if name not in mine:
             return f"{where}.{name} is missing"
         if name not in theirs:
-            if name in used or hasattr(type(part), name):
+            if (name in used or hasattr(type(part), name)) and not _is_own_method(part, name):
                 return f"{where}.{name} was put into it"
             continue  # a name that no code of its modules reads
         if not _are_alike(mine[name], theirs[name], 0):
             return f"{where}.{name} is {_show(mine[name])}, and made as {_show(theirs[name])}"
     return ""
+
+
+def _is_own_method(part: nn.Module, name: str) -> bool:
+    """Whether an attribute is the method of that name of the part's class, put back by what had replaced it."""
+    value = part.__dict__[name]
+    own = getattr(type(part), name, None)
+    return own is not None and getattr(value, "__func__", None) is own and value.__self__ is part
 
 
 def _show(value: Any) -> str:

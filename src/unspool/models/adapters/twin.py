@@ -63,7 +63,13 @@ class TwinAnswer:
     is_changed: bool = False  # the reason is that the object, or what is around the call, is not as its class says
 
 
-def find_twin(model: Any) -> TwinAnswer:
+def find_twin(model: Any) -> tuple[NativeModel | None, str]:
+    """The native model over an object's parameters; or None, and why there is none."""
+    found = ask_twin(model)
+    return found.native, found.reason
+
+
+def ask_twin(model: Any) -> TwinAnswer:
     """The native model over an object's parameters, built once, if the object is what its class says."""
     reason = _explain(model)
     if reason:

@@ -11,6 +11,7 @@ from unspool.models.assembly import Assembler, Packing, Progress
 from unspool.models.decoder.mixture import Mixture, MixtureNames, assemble_experts, assemble_mixture
 from unspool.models.decoder.spec import DecoderSpec, NormSpec
 from unspool.models.head_order import QkvLayout, pair_neighbours_, split_groups_
+from unspool.models.placement import Placement
 from unspool.models.sharing import SharedSource
 from unspool.models.weights import (
     AnyEmbedding,
@@ -99,20 +100,31 @@ def assemble_decoder(
     dtype: torch.dtype,
     progress: Progress | None = None,
     packing: Packing | None = None,
+    placement: Placement | None = None,
 ) -> DecoderWeights:
-    """Copy a checkpoint's tensors into a decoder's buffers; raises if one is missing or has another shape."""
+    """Copy a checkpoint's tensors into a decoder's buffers; raises if one is missing or has another shape.
+
+    With a `placement` its parts lie on several devices."""
     assembler = Assembler(source, device, dtype, prefix=names.prefix, progress=progress, packing=packing)
+    place = placement or Placement(device, (device,) * spec.num_layers, device)
     width = spec.embedding_size or spec.hidden_size
     embedding = _assemble_embedding(assembler, spec, names, width)
     positions = None
     if spec.num_positions is not None:
         positions = assembler.matrix(f"{names.positions}.weight", spec.num_positions, spec.hidden_size)
+    embedding_norm = assembler.norm(names.embedding_norm, width, spec.norm) if spec.has_embedding_norm else None
+    project_in = _projection(assembler, names.project_in, spec.hidden_size, width, spec)
+    layers: list[Layer] = []
+    for index, where in enumerate(place.layers):
+        assembler.device = where
+        layers.append(_assemble_layer(assembler, spec, names, index))
+    assembler.device = place.head
     weights = DecoderWeights(
         embedding=embedding,
         positions=positions,
-        embedding_norm=assembler.norm(names.embedding_norm, width, spec.norm) if spec.has_embedding_norm else None,
-        project_in=_projection(assembler, names.project_in, spec.hidden_size, width, spec),
-        layers=[_assemble_layer(assembler, spec, names, i) for i in range(spec.num_layers)],
+        embedding_norm=embedding_norm,
+        project_in=project_in,
+        layers=layers,
         final_norm=_assemble_final_norm(assembler, spec, names),
         project_out=_projection(assembler, names.project_out, width, spec.hidden_size, spec),
         head=_assemble_head(assembler, spec, names, embedding, width),
@@ -215,7 +227,7 @@ def _keeps_halves(assembler: Assembler, spec: DecoderSpec, names: WeightNames, i
     A layer that rotates nothing has them in our order, so that a cache has keys in one order, whoever wrote them.
     """
     is_turned = spec.rope is not None and not spec.rope.is_interleaved and index not in spec.unturned
-    is_shared = isinstance(assembler.source, SharedSource) and not assembler.packs(spec.hidden_size)
+    is_shared = isinstance(assembler.source, SharedSource) and not assembler.orders(spec.hidden_size)
     return is_turned and is_shared and names.qkv_layout == "stacked"
 
 
@@ -285,7 +297,7 @@ def _assemble_qkv(
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     sizes = [query, key, key] if len(names.qkv) == 3 else [query + 2 * key]
     order = None
-    if assembler.packs(spec.hidden_size):
+    if assembler.orders(spec.hidden_size):
         for name, size in zip(names.qkv, sizes, strict=True):
             shape = (size, spec.hidden_size)
             assembler.find(f"{start}{name}.weight", shape[::-1] if names.is_transposed else shape)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unspool.cache import Cache, DynamicCache, Span
+from unspool.cache.sink import KeyRotation
 from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
 from unspool.models.arrangement import read_mask
@@ -23,10 +24,13 @@ from unspool.models.paths.library import PACKING_LIMIT, LibraryPath, WithLibrary
 from unspool.models.paths.library_model import DescribedModel, explain_no_library
 from unspool.models.paths.path import ClosedPath, Pass, Path, run_first
 from unspool.models.paths.plain import PlainPass
+from unspool.models.placement import Placement
 from unspool.models.weights import AnyEmbedding, AnyLinear
 from unspool.outputs import Output
 from unspool.protocols import LAST, Encoded, Forward, Want
 from unspool.shortage import explain_shortage
+
+_SPREAD_KINDS = ("dynamic", "static")  # caches whose layers may lie on several devices
 
 
 @dataclass
@@ -52,19 +56,28 @@ class Decoder(WithLibrary, NativeModel):
         config: Mapping[str, Any],
         device: torch.device,
         dtype: torch.dtype,
+        placement: Placement | None = None,
     ) -> None:
         super().__init__(device, dtype)
+        self.placement = placement
         self.spec = spec
         self.weights = weights
         self.info = spec.describe()
+        if placement is not None:
+            names = ", ".join(map(str, placement.devices))
+            why = f"the model's layers, and their keys, lie on several devices ({names})"
+            self.info = replace(self.info, can=self.info.can - UNREAD, why_apart=why)
         self.config = ModelConfig(**{**config, **spec.name_values()})
         self.flattens_rows: bool | None = None  # whether passes compute only real tokens; None: if it saves work
         self._packs = self.weights_bytes <= PACKING_LIMIT
         self._refresh()
 
     def _refresh(self) -> None:
-        self._views = AttentionViews(self.spec, self.device, self.dtype)
-        self.plain = PlainPass(self.spec, self.weights, self.device, self.dtype, self._views, packs=self._packs)
+        self._positions_on = self.device if self.placement is None else torch.device("cpu")
+        self._views = AttentionViews(self.spec, self._positions_on, self.dtype)
+        self.plain = PlainPass(
+            self.spec, self.weights, self.device, self.dtype, self._views, packs=self._packs, placement=self.placement
+        )
         self.paths = self._list_paths()
         self._compiled: dict[str, Decoder] = {}
         self._compiled_as: str | None = None  # the key of this model among those of the one that it was compiled from
@@ -72,6 +85,9 @@ class Decoder(WithLibrary, NativeModel):
     def _list_paths(self) -> list[Path]:
         """The fast paths of a pass, in the order in which they are tried."""
         made = (self.spec, self.weights, self.device, self.dtype)
+        if self.placement is not None:
+            name = "library" if self.device.type == "cpu" else "captured"
+            return [ClosedPath(name, "the layers lie on several devices")]
         if self.device.type != "cpu":
             why = explain_no_capture(*made)
             return [CapturedSteps(*made) if why is None else ClosedPath("captured", why)]
@@ -82,6 +98,11 @@ class Decoder(WithLibrary, NativeModel):
         return [LibraryPath(self.spec, self.weights, described)]
 
     @property
+    def key_rotation(self) -> KeyRotation:
+        """How positions enter keys."""
+        return self._views
+
+    @property
     def is_batch_invariant(self) -> bool:
         """Whether a row's numbers are the same bits whatever rows stand beside it: if every pass is the C library's."""
         library = self.find_path("library")
@@ -90,6 +111,8 @@ class Decoder(WithLibrary, NativeModel):
     def compiled(self, config: CompileConfig) -> Decoder:
         """This model with steps that run through torch.compile; the same one for the same arguments."""
         reason = explain_no_compile(self.spec, self.weights)
+        if self.placement is not None:
+            reason = "the layers lie on several devices"
         if reason is not None:
             raise UnsupportedError(f"`compile_config` compiles a decoder's steps, and {reason}; leave it out")
         key = repr(config)
@@ -122,6 +145,11 @@ class Decoder(WithLibrary, NativeModel):
     ) -> Cache:
         if encoded is not None:
             raise InputError(f"{self.info.family} has no encoder, so its cache takes no encoded states")
+        if self.placement is not None and kind not in _SPREAD_KINDS:
+            raise UnsupportedError(
+                f"a {kind!r} cache lies on one device, and the model on "
+                f"{', '.join(map(str, self.placement.devices))}; use {' or '.join(map(repr, _SPREAD_KINDS))}"
+            )
         return self._new_own_cache(kind, rows, capacity, self.spec.num_layers, config)
 
     # --- a forward pass ------------------------------------------------------------------------------
@@ -151,7 +179,7 @@ class Decoder(WithLibrary, NativeModel):
         """Open a pass over a cache, if it may be that long."""
         cache.check_pass(num_new)
         cache.attach(self._views)
-        return cache.begin(rows, num_new, counts, self.device)
+        return cache.begin(rows, num_new, counts, self._positions_on)
 
     # --- the reference's way of calling ---------------------------------------------------------------
     @torch.no_grad()
@@ -190,7 +218,7 @@ class Decoder(WithLibrary, NativeModel):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         output = CausalOutput(
-            logits=cap_logits(self.spec, self.weights.head(arranged.unpack(states)[:, keep])),
+            logits=cap_logits(self.spec, self.plain.apply_head(arranged.unpack(states)[:, keep])),
             past_key_values=cache if use_cache is None or use_cache else None,
             hidden_states=tuple(map(arranged.unpack, unscale_states(self.spec, hidden)))
             if hidden is not None

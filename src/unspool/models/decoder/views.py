@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -32,6 +32,15 @@ class AttentionView:
     num_forks: int = 1  # rows of the pass that read the keys of one row
     ragged: Ragged | None = None  # the pass has only its real tokens: one row of them, with factors for each
     reads_rows: bool = False  # attention over ragged rows masks by itself, and there is no mask
+
+    def move(self, device: torch.device) -> AttentionView:
+        """The same for a layer on another device; made once for each."""
+        if device not in self._moved:
+            mask, factors = (None if one is None else one.to(device) for one in (self.mask, self.factors))
+            self._moved[device] = replace(self, mask=mask, factors=factors, _moved={})
+        return self._moved[device]
+
+    _moved: dict[torch.device, AttentionView] = field(default_factory=dict, repr=False)
 
 
 class AttentionViews:

@@ -12,10 +12,12 @@ from unspool.errors import LoadError, UnsupportedError
 from unspool.models.assembly import Packing, Progress
 from unspool.models.decoder.layers import DecoderWeights, WeightNames, assemble_decoder
 from unspool.models.decoder.model import Decoder
+from unspool.models.decoder.places import place_decoder
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.families.entry import FamilyEntry
 from unspool.models.families.gguf import find_gguf_names
 from unspool.models.paths.captured_ahead import META, await_triton, prepare_decoder
+from unspool.models.placement import DeviceRequest
 from unspool.models.settings import Settings
 from unspool.models.sharing import SharedSource, without_numbers
 from unspool.models.weights import WeightSource
@@ -41,14 +43,19 @@ class DecoderFamily(FamilyEntry):
         dtype: torch.dtype,
         progress: Progress | None = None,
         packing: Packing | None = None,
+        devices: DeviceRequest | None = None,
     ) -> Decoder:
         """The decoder of a config (or a GGUF header) and its weights."""
         spec, names = self._describe(config, tensors, is_gguf=is_gguf)
-        if packing is None:
+        placement = None if devices is None else place_decoder(devices, spec, names, tensors, dtype, packing)
+        if placement is not None:
+            device = placement.embedding
+            placement = placement if len(placement.devices) > 1 else None
+        if packing is None and placement is None:
             self._prepare(spec, names, tensors, device, dtype)
-        weights = assemble_decoder(spec, names, tensors, device, dtype, progress, packing)
+        weights = assemble_decoder(spec, names, tensors, device, dtype, progress, packing, placement)
         await_triton()  # a caller may import parts of it next
-        return Decoder(spec, weights, {} if is_gguf else config, device, dtype)
+        return Decoder(spec, weights, {} if is_gguf else config, device, dtype, placement)
 
     def prepare(
         self, config: Mapping[str, Any], tensors: WeightSource, device: torch.device, dtype: torch.dtype

@@ -37,7 +37,7 @@ from unspool.models.paths.captured_shape import PassShape
 from unspool.models.paths.captured_sketch import MOST_SKETCHED, CapturedSketch, can_sketch_captured, make_sketch
 from unspool.models.paths.captured_step import LOGGED, UNIT, CapturedStep, Sources
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
-from unspool.models.weights import WordLinear, find_addresses, iterate_tensors
+from unspool.models.weights import TableLinear, WordLinear, find_addresses, iterate_tensors
 from unspool.protocols import Forward, Want
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def explain_no_capture(
         return f"{spec.family} rounds its position biases key by key"
     if spec.head_dim % UNIT:
         return f"heads of {spec.head_dim} numbers are not aligned"
+    if any(isinstance(part, TableLinear) for layer in weights.layers for part in (layer.qkv, layer.up, layer.down)):
+        return "codes of nf4 and fp4 are multiplied operator by operator"
     if spec.mixture is None:
         return None
     mixed = [(layer.up, layer.down) for layer in weights.layers if layer.mixture is not None]

@@ -22,7 +22,7 @@ from unspool.kernels.sending import send
 from unspool.models.encoder_decoder.layers import EncoderDecoderWeights
 from unspool.models.encoder_decoder.positions import DistanceBiases, PositionTable
 from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
-from unspool.models.weights import find_addresses, iterate_tensors
+from unspool.models.weights import TableLinear, find_addresses, iterate_tensors
 
 if TYPE_CHECKING:
     from unspool.models.paths.encoder_body import EncoderBody
@@ -212,6 +212,8 @@ class CapturedEncoder:
 def takes_encoder(spec: EncoderDecoderSpec, weights: EncoderDecoderWeights, dtype: torch.dtype) -> bool:
     """Whether our kernels run an encoder's passes: in float32 torch's operators are kept, as they are compared with."""
     if not weights.encoder.layers or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if isinstance(weights.encoder.layers[0].up, TableLinear):  # numbers would be looked up for each of its kernels
         return False
     from unspool.kernels.gpu.products.activations import CODES  # Triton is imported where a GPU is used
 

@@ -20,7 +20,7 @@ from unspool.models.decoder.layers import DecoderWeights
 from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.paths.compiled_step import StepFunction
 from unspool.models.paths.path import ALL_LAYERS, EMBEDDINGS, Pass
-from unspool.models.weights import WordRows, iterate_tensors
+from unspool.models.weights import TableLinear, WordRows, iterate_tensors
 from unspool.protocols import Forward
 
 MOST_NEW: Final = 16  # tokens per row
@@ -31,7 +31,7 @@ UNREAD: Final = frozenset({"branches", "forks", "stretches"})
 
 def explain_no_compile(spec: DecoderSpec, weights: DecoderWeights) -> str | None:
     """Why a decoder's step can't be compiled; None if it can."""
-    if isinstance(weights.embedding, WordRows) or isinstance(weights.layers[0].up, WordRows):
+    if isinstance(weights.embedding, WordRows) or isinstance(weights.layers[0].up, WordRows | TableLinear):
         return "these weights are quantised for our own kernels on a GPU (quantize=None keeps plain numbers)"
     if spec.mixture is not None:
         return f"{spec.family} chooses experts by the numbers it computes, which a compiled step can't follow"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -15,7 +15,7 @@ from unspool.kernels.torch_threads import one_thread
 from unspool.models.decoder.layers import Layer
 from unspool.models.encoder_decoder.layers import Stack
 from unspool.models.encoder_decoder.positions import DistanceBiases
-from unspool.models.encoder_decoder.spec import EncoderDecoderSpec
+from unspool.models.encoder_decoder.spec import StackSpec
 from unspool.models.paths.library_encoder import EncoderProducts
 from unspool.models.paths.library_model import ACTIVATIONS, describe_norm, describe_product
 from unspool.models.paths.library_narrow import NarrowCopies
@@ -24,11 +24,26 @@ from unspool.models.weights import AnyLinear, Linear, PackedLinear, find_address
 _MOST_TOGETHER: Final = 4096  # tokens of sources in one call, whose working memory is up to 100 KB for each
 
 
+class EncoderShape(Protocol):
+    """What an encoder's layers are, beside their weights."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def encoder(self) -> StackSpec: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def is_gated(self) -> bool: ...
+    @property
+    def is_norm_first(self) -> bool: ...
+
+
 class LibraryEncoder:
     """Runs an encoder's layers, described again whenever its tensors have moved or their copies have changed."""
 
     def __init__(
-        self, spec: EncoderDecoderSpec, stack: Stack, biases: DistanceBiases | None, products: EncoderProducts
+        self, spec: EncoderShape, stack: Stack, biases: DistanceBiases | None, products: EncoderProducts
     ) -> None:
         self._spec, self._stack, self._biases, self._products = spec, stack, biases, products
         self._kept = list(iterate_tensors(stack.layers))

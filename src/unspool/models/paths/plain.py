@@ -6,7 +6,8 @@ second copy, which oneDNN packed once.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from unspool.models.decoder.spec import DecoderSpec
 from unspool.models.decoder.views import AttentionView, AttentionViews
 from unspool.models.native import take_last
 from unspool.models.paths.path import Pass
+from unspool.models.placement import Placement
 from unspool.models.weights import AnyLinear, Linear
 from unspool.protocols import Forward, Want
 
@@ -84,14 +86,16 @@ class PlainPass:
         views: AttentionViews,
         *,
         packs: bool,
+        placement: Placement | None = None,
     ) -> None:
         self._spec, self._weights, self._dtype, self._views = spec, weights, dtype, views
         self._flattening = Flattening(spec, device, dtype)
         self._activate = find_activation(spec.activation)
-        self._packs = packs and can_pack(weights, device, dtype)
+        self._device, self._placement = device, placement
+        self._packs = packs and placement is None and can_pack(weights, device, dtype)
         self._packed: DecoderWeights | None = None  # made by the first step of several rows
         # In float32 torch's operators are kept: what they return is compared with the reference, token by token.
-        self._has_kernels = dtype != torch.float32 and runs_kernels(device)
+        self._has_kernels = dtype != torch.float32 and placement is None and runs_kernels(device)
 
     def run(self, new: Pass, flattens_rows: bool | None = None) -> Forward:
         """Read the tokens, and advance the cache; `flattens_rows` as `Decoder.flattens_rows`."""
@@ -101,14 +105,14 @@ class PlainPass:
         if is_step and want.logits == "last":
             with torch.inference_mode():  # logits are computed outside, so that callers may change them
                 states, _, _ = self.read(weights, new.tokens, cache, span, want, new.embeds, early)
-            forward = read_out(self._spec, weights, states[:, -1], early, weights.head)
+            forward = read_out(self._spec, weights, states[:, -1], early, self._find_head(weights))
         else:
             ragged = None if self._has_seats(new) else self._find_ragged(cache, span, want, flattens_rows)
             if ragged is not None:
                 return self._run_ragged(weights, ragged, new)
             states, hidden, attentions = self.read(weights, new.tokens, cache, span, want, new.embeds, early)
             read = states if want.logits == "all" else take_last(states, new.counts)
-            forward = read_out(self._spec, weights, read, early, weights.head)
+            forward = read_out(self._spec, weights, read, early, self._find_head(weights))
             forward.hidden_states, forward.attentions = hidden, attentions
         forward.last_states = states if want.last_states else None
         return forward
@@ -144,6 +148,8 @@ class PlainPass:
     def _find_ragged(self, cache: Cache, span: Span, want: Want, flattens: bool | None) -> Ragged | None:
         """The pass's real tokens, if only they are computed; None if rows are padded to the longest."""
         if want.hidden_states or want.attentions or cache.num_forks > 1 or not any(span.counts):
+            return None
+        if self._placement is not None:
             return None
         if flattens is None:
             flattens = self._flattening.flattens(cache, span)
@@ -192,11 +198,16 @@ class PlainPass:
         hidden, attentions = [], []
         for index, layer in enumerate(weights.layers[: want.exit_layer]):
             if want.hidden_states:
-                hidden.append(x)
+                hidden.append(x if self._placement is None else x.to(self._device))
             if early is not None and index in want.early:
                 last = take_last(x, span.counts) if ragged is None else ragged.take_last(x[0])
+                last = last if self._placement is None else last.to(self._device)
                 early.append(last.clone() if span.num_new > 1 else last)  # a view would keep the whole prompt's states
-            x, seen = self._block(index, layer, x, cache, views[self._spec.kind_of(index)], want.attentions)
+            view = views[self._spec.kind_of(index)]
+            if self._placement is None:
+                x, seen = self._block(index, layer, x, cache, view, want.attentions)
+            else:
+                x, seen = self._visit(index, layer, x, cache, view, want.attentions)
             if seen is not None:
                 attentions.append(seen)
         cache.end()
@@ -215,6 +226,7 @@ class PlainPass:
             x = weights.project_in(x)
         if weights.positions is not None:
             positions = (span.positions if ragged is None else ragged.positions[None]) + self._spec.position_offset
+            positions = positions.to(weights.positions.device)
             # What is past a short row's end is never read, so it may have any position.
             check_positions(
                 self._spec,
@@ -224,8 +236,34 @@ class PlainPass:
             x = x + weights.positions[positions.clamp(max=weights.positions.shape[0] - 1)]
         return weights.embedding_norm(x) if weights.embedding_norm is not None else x
 
+    def _visit(
+        self, index: int, layer: Layer, x: torch.Tensor, cache: Cache, view: AttentionView, want_weights: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A block on the device where it lies. States stay there for the next one; weights of attention come back."""
+        assert self._placement is not None
+        where = self._placement.layers[index]
+        with _use_device(where):
+            x, seen = self._block(index, layer, x.to(where), cache, view.move(where), want_weights)
+        return x, None if seen is None else seen.to(self._device)
+
+    def _find_head(self, weights: DecoderWeights) -> Callable[[torch.Tensor], torch.Tensor]:
+        return weights.head if self._placement is None else self.apply_head
+
+    def apply_head(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits of final states, wherever the head lies."""
+        if self._placement is None:
+            return self._weights.head(states)
+        with _use_device(self._placement.head):
+            return self._weights.head(states.to(self._placement.head)).to(self._device)
+
     def finish(self, x: torch.Tensor) -> torch.Tensor:
         """The states that the head reads, of those after a layer."""
+        if self._placement is not None:
+            with _use_device(self._placement.head):
+                return self._finish(x.to(self._placement.head)).to(self._device)
+        return self._finish(x)
+
+    def _finish(self, x: torch.Tensor) -> torch.Tensor:
         x = self._weights.final_norm(x) if self._weights.final_norm is not None else x
         return self._weights.project_out(x) if self._weights.project_out is not None else x
 
@@ -305,6 +343,11 @@ class PlainPass:
             return layer.down(fed)
         gate, value = up.chunk(2, dim=-1)
         return layer.down(self._activate(gate).mul_(value))
+
+
+def _use_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Have kernels start on a GPU, if it is one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _lies_in_order(heads: torch.Tensor) -> bool:

@@ -70,6 +70,11 @@ export async function fetchSinglePage() {
   return (await send("studio/kept.html")).text();
 }
 
+/** A text without what the model could have guessed, with every token's loss. */
+export async function postShort(body) {
+  return (await send("v1/compress", { body })).json();
+}
+
 /** The events of a trace, as they come. */
 export async function* openTrace(body, signal) {
   const answer = await send("v1/trace", { body, signal });

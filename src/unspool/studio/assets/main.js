@@ -11,11 +11,17 @@ import { fillPage, readFragment, readRuns, saveFile, writeFragment, writeRuns } 
 import { FIRST_PRESET, PRESETS, findPreset, presetSettings } from "./presets.js";
 import { plainText, readTokens } from "./run.js";
 import { SettingsForm } from "./settings.js";
+import { ShortView } from "./short_view.js";
 import { makeThemeButton } from "./theme.js";
 import { FIELDS, withSeed } from "./values.js";
 import { count } from "./wording.js";
 import { WriteView } from "./write_view.js";
 
+const TABS = [
+  ["write", "Write"],
+  ["compare", "Compare"],
+  ["shorten", "Shorten"],
+];
 const app = document.getElementById("app");
 const live = el("p", { class: "sr", role: "status", "aria-live": "polite" });
 const book = new Book();
@@ -64,6 +70,7 @@ class Studio {
   form;
   view = new WriteView(book);
   compare;
+  short;
   #models = el("select", { id: "model", "aria-label": "Model" });
   #preset = el(
     "select",
@@ -77,8 +84,8 @@ class Studio {
   #write = button(["Write ", el("kbd", {}, "Ctrl ↵")], () => this.write(), { class: "primary", id: "write" });
   #stop = button("Stop", () => this.stop(), { id: "stop", hidden: true });
   #fault = el("p", { class: "fault", role: "alert", hidden: true });
-  #tabs = ["write", "compare"].map((name) =>
-    button(name === "write" ? "Write" : "Compare", () => this.showTab(name), {
+  #tabs = TABS.map(([name, label]) =>
+    button(label, () => this.showTab(name), {
       role: "tab",
       id: `tab-${name}`,
       "aria-controls": `pane-${name}`,
@@ -94,6 +101,7 @@ class Studio {
       () => ({ ...this.#model(), ...this.composer.read() }),
       (names) => this.form.read(names),
     );
+    this.short = new ShortView(() => ({ ...this.#model(), context: this.#readTexts() }));
     this.compare.onchange = () => this.#offer();
     this.compare.onopen = (run) => {
       book.show(run.id);
@@ -151,6 +159,11 @@ class Studio {
         { id: "pane-compare", role: "tabpanel", "aria-labelledby": "tab-compare", class: "pane-compare" },
         this.compare.element,
       ),
+      shorten: el(
+        "div",
+        { id: "pane-shorten", role: "tabpanel", "aria-labelledby": "tab-shorten", class: "pane-shorten" },
+        this.short.element,
+      ),
     };
     this.panes = panes;
     const header = makeHeader(
@@ -159,7 +172,7 @@ class Studio {
       keep,
     );
     header.querySelector(".top-end").append(button("?", showKeys, { class: "icon", "aria-label": "Keyboard" }));
-    replace(app, header, el("main", { class: "panes" }, side, panes.write, panes.compare), live);
+    replace(app, header, el("main", { class: "panes" }, side, panes.write, panes.compare, panes.shorten), live);
     this.showTab("write");
     document.addEventListener("keydown", (event) => this.#press(event));
     addEventListener("hashchange", () => this.#readLink());
@@ -202,15 +215,16 @@ class Studio {
       this.panes[tab.id.slice(4)].hidden = !isShown;
     }
     document.body.dataset.tab = name;
-    this.#write.hidden = name === "compare"; // one button is the primary one
+    this.#write.hidden = name !== "write"; // one button is the primary one
     this.#complain("");
     this.#offer();
   }
 
   #turnTab(event) {
-    const names = ["write", "compare"];
+    const names = TABS.map(([name]) => name);
     const at = names.indexOf(document.body.dataset.tab);
-    const to = { ArrowRight: 1 - at, ArrowLeft: 1 - at, Home: 0, End: 1 }[event.key];
+    const [next, last] = [(at + 1) % names.length, names.length - 1];
+    const to = { ArrowRight: next, ArrowLeft: (at + last) % names.length, Home: 0, End: last }[event.key];
     if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     this.showTab(names[to]);
@@ -219,9 +233,15 @@ class Studio {
 
   /** Show the settings, and the preset, where they have an effect on what is run from this tab. */
   #offer() {
-    const names = document.body.dataset.tab === "compare" ? this.compare.settingNames : null;
+    const names = { compare: this.compare.settingNames, shorten: [] }[document.body.dataset.tab] ?? null;
     this.form.offer(names);
     this.#presetField.hidden = this.#about.hidden = this.#reset.hidden = names !== null;
+  }
+
+  /** What Shorten reads: the prompt, or each message that is not the model's. */
+  #readTexts() {
+    const { prompt, messages } = this.composer.read();
+    return messages ? messages.filter((one) => one.role !== "assistant").map((one) => one.content) : [prompt];
   }
 
   // --- writing -------------------------------------------------------------------------------------------------------
@@ -259,7 +279,7 @@ class Studio {
 
   #hear(kind, run) {
     if (document.activeElement === this.#stop && !book.isBusy)
-      (this.#write.hidden ? document.getElementById("compare-run") : this.#write).focus();
+      (this.#write.hidden ? document.querySelector(".primary:not([hidden])") : this.#write).focus();
     this.#stop.hidden = !book.isBusy;
     if (kind !== "ended") return;
     const num = count(readTokens(run).length, "token");
@@ -343,7 +363,8 @@ class Studio {
     if (event.isComposing || event.keyCode === 229 || document.querySelector("dialog[open]")) return undefined;
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
-      return document.body.dataset.tab === "compare" ? this.compare.start() : this.write();
+      const start = { compare: () => this.compare.start(), shorten: () => this.short.start() };
+      return (start[document.body.dataset.tab] ?? (() => this.write()))();
     }
     if (event.key === "Escape" && book.isBusy) return this.stop();
     if (event.key === "Escape" && this.view.inspector.element.contains(event.target))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -76,4 +76,13 @@ class Drafter(Protocol):
 
     def keep_rows(self, index: Sequence[int]) -> None:
         """Follow the rows that stay when others leave: row `i` is what row `index[i]` was."""
+        ...
+
+
+@runtime_checkable
+class SharedDrafter(Drafter, Protocol):
+    """A drafter that takes in the rows of others of its kind."""
+
+    def admit(self, others: Sequence[Any]) -> None:
+        """Take in other drafters' rows, after these."""
         ...

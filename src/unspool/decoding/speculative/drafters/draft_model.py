@@ -10,9 +10,10 @@ import torch
 from unspool.decoding.reader import Reader
 from unspool.decoding.rows import Rows
 from unspool.decoding.scorer import Scorer
-from unspool.decoding.select import NO_TOKEN, draw, take_likeliest
+from unspool.decoding.select import NO_TOKEN
 from unspool.decoding.speculative.drafters.base import DRAFT_STREAM, Draft
 from unspool.decoding.speculative.drafters.confidence import Confidence
+from unspool.decoding.tails import choose_token
 from unspool.kernels.sending import fetch
 
 
@@ -44,11 +45,10 @@ class ModelDrafter(ABC):
         while places:
             scores = self._scorer.score_places(rows, logits, places, whole=True)
             probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32)
+            numbers = rows.uniforms_from(rows.lengths, 1, DRAFT_STREAM)[:, 0] if self._do_sample else None
+            chosen = choose_token(scores, numbers)
             if self._do_sample:
-                chosen = draw(scores, rows.uniforms_from(rows.lengths, 1, DRAFT_STREAM)[:, 0])
                 drawn_from.append(probabilities)
-            else:
-                chosen = take_likeliest(scores)
             columns.append(chosen.clamp(min=0))
             places = self._take(chosen, probabilities, places, guesses, limits)
             if places:

@@ -81,6 +81,12 @@ class PromptLookup:
                 self._indices[place].extend(rows.tokens_from(place, held))
         self._lengths = list(rows.lengths)
 
+    def admit(self, others: Sequence[PromptLookup]) -> None:
+        """Take in other lookups' rows, after these; all end in the same tokens."""
+        lookups = (self, *others)
+        self._indices = [index for one in lookups for index in one._indices]
+        self._lengths = [length for one in lookups for length in one._lengths]
+
     def keep_rows(self, index: Sequence[int]) -> None:
         """Follow the rows that stay."""
         self._indices = [self._indices[i] for i in index]

@@ -66,7 +66,7 @@ static void multiply(void *argument, const char *set, float *y) {
 
 static void check_product(void) {
     product p = {.num_rows = 1 + below(below(2) ? 9 : below(4) ? 40 : 260), .threads = 1 + below(3)};
-    const int32_t kind = below(9), unit = kind == US_F32 && below(2) ? US_BLOCK : count_columns(kind);
+    const int32_t kind = below(11), unit = kind == US_F32 && below(2) ? US_BLOCK : count_columns(kind);
     const int32_t columns = unit * (1 + below(unit == 1 ? 200 : is_super(kind) ? 2 : 6));
     p.matrix = random_mixture(kind, 1 + below(50), columns, below(2));
     p.x = keep(floats((size_t)p.num_rows * columns, 1.0f));
@@ -187,7 +187,7 @@ static void check_run(void) {
     us_model *m = &w.model;
     us_job *job = &w.job;
     const int32_t group = 1 + below(9), widths[] = {8, 16, 64, 80};
-    const int32_t kind = below(9), norm = below(2), bias = below(2), width = is_super(kind) ? US_SUPER : 32;
+    const int32_t kind = below(11), norm = below(2), bias = below(2), width = is_super(kind) ? US_SUPER : 32;
     m->num_layers = 1 + below(2);
     m->num_kv_heads = 1 + below(3);
     m->num_heads = m->num_kv_heads * group;
@@ -332,6 +332,7 @@ static void check_run(void) {
 
 #include "check_halves.h"
 #include "check_marks.h"
+#include "check_sums.h"
 
 static void expect_threads(int is_so, const char *what) {
     if (is_so) return;
@@ -374,7 +375,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < rounds; i++) check_encoder();
     for (int i = 0; i < rounds; i++) check_halves();
     for (int i = 0; i < rounds; i++) check_marks();
+    for (int i = 0; i < rounds; i++) check_sums();
     for (int i = 0; i < 10 * rounds; i++) check_layout(), check_quantised();
-    printf("%d products, runs, encoders, halves, marks, masks and layouts each on %s: %d wrong\n", rounds, us_available(), num_wrong);
+    printf("%d products, runs, encoders, halves, marks, masks, sums and layouts each on %s: %d wrong\n", rounds, us_available(), num_wrong);
     return num_wrong > 0;
 }

@@ -34,7 +34,7 @@ static void encode_all(void *argument, const char *set, float *out) {
 static void check_encoder(void) {
     sources s = {.num = 1 + below(MOST_SOURCES), .threads = 1 + below(3)};
     us_model *m = &s.model;
-    const int32_t kind = below(9), norm = below(2), bias = below(2), heads[] = {1, 2, 4, 8};
+    const int32_t kind = below(11), norm = below(2), bias = below(2), heads[] = {1, 2, 4, 8};
     int32_t tokens = 0, longest = 0;
     for (int32_t i = 0; i < s.num; i++) {
         s.lengths[i] = 1 + below(below(3) ? 30 : below(4) ? 150 : 400);

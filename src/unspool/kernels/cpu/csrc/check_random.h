@@ -35,7 +35,8 @@ static void let_go(void) {
 }
 
 static int is_super(int32_t kind) { return kind == US_K4 || kind == US_K5 || kind == US_K6; }
-static int is_float(int32_t kind) { return kind == US_F32 || kind == US_BF16 || kind == US_F16; }
+static int has_table(int32_t kind) { return kind == US_NF4 || kind == US_FP4; }
+static int is_float(int32_t kind) { return kind == US_F32 || kind == US_BF16 || kind == US_F16 || has_table(kind); }
 static int32_t count_columns(int32_t kind) { return kind == US_F32 ? 1 : is_super(kind) ? US_SUPER : US_BLOCK; }
 
 static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int has_bias) {
@@ -52,6 +53,15 @@ static us_matrix random_matrix(int32_t kind, int32_t rows, int32_t columns, int 
         if (!us_narrow_rows(numbers, rows, columns, kind, p)) abort();
         free(numbers);
         m.data = p;
+    } else if (has_table(kind)) {
+        const size_t blocks = (size_t)((rows + US_TILE - 1) / US_TILE) * (columns / US_BLOCK), bytes = 160;
+        uint8_t *p = keep(get(blocks * bytes));
+        m.data = p;
+        for (size_t i = 0; i < blocks * bytes; i++) p[i] = (uint8_t)next();
+        for (size_t i = 0; i < blocks * 8; i++) {
+            const float factor = scale * normal();
+            memcpy(p + i / 8 * bytes + i % 8 * 4, &factor, sizeof factor);
+        }
     } else {
         static const size_t sizes[] = {0, 272, 160, 8 * 144, 8 * 176, 8 * 210, 192};
         const size_t bytes = sizes[kind], blocks = (size_t)((rows + US_TILE - 1) / US_TILE) * (columns / count_columns(kind));

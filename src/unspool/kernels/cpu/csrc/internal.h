@@ -331,15 +331,18 @@ static inline int32_t us_count_parts(int32_t num_tokens, int32_t kv_heads, int32
 /* Whether a matrix lies in tiles of numbers of 16 bits (narrow.h). */
 static inline int us_is_narrow(int32_t kind) { return kind == US_BF16 || kind == US_F16; }
 
+/* Whether codes stand for the numbers of a table (tables.h). */
+static inline int us_has_table(int32_t kind) { return kind == US_NF4 || kind == US_FP4; }
+
 /* Whether activations are multiplied as they are, and not as int8. */
-static inline int us_is_float(int32_t kind) { return kind == US_F32 || us_is_narrow(kind); }
+static inline int us_is_float(int32_t kind) { return kind == US_F32 || us_is_narrow(kind) || us_has_table(kind); }
 
 /* Output rows that lie side by side: threads share these out. */
 static inline int32_t us_tile_rows(int32_t kind) { return us_is_narrow(kind) ? US_PANEL : US_TILE; }
 
 /* Bytes of 8 rows of 32 columns: one block of a tile. A super-block of 8 blocks has eight times as many. */
 static inline size_t us_block_bytes(int32_t kind) {
-    static const size_t bytes[] = {4 * 256, 16 + 256, 32 + 128, 144, 176, 210, 32 + 32 + 128, 2 * 256, 2 * 256};
+    static const size_t bytes[] = {4 * 256, 16 + 256, 32 + 128, 144, 176, 210, 32 + 32 + 128, 2 * 256, 2 * 256, 32 + 128, 32 + 128};
     return bytes[kind];
 }
 

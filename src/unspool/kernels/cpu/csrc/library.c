@@ -391,6 +391,44 @@ static void read_super_row(const us_matrix *matrix, int32_t row, float *out) {
     }
 }
 
+const float *us_find_table(int32_t kind) {
+    static const float nf4[16] = {-1.0f,
+                                  -0.6961928009986877f,
+                                  -0.5250730514526367f,
+                                  -0.39491748809814453f,
+                                  -0.28444138169288635f,
+                                  -0.18477343022823334f,
+                                  -0.09105003625154495f,
+                                  0.0f,
+                                  0.07958029955625534f,
+                                  0.16093020141124725f,
+                                  0.24611230194568634f,
+                                  0.33791524171829224f,
+                                  0.44070982933044434f,
+                                  0.5626170039176941f,
+                                  0.7229568362236023f,
+                                  1.0f};
+    static const float fp4[16] = {0.0f, 1.0f / 192, 2.0f / 3, 1.0f,  1.0f / 3,  0.5f,  1.0f / 6,  0.25f,
+                                  0.0f, -1.0f / 192, -2.0f / 3, -1.0f, -1.0f / 3, -0.5f, -1.0f / 6, -0.25f};
+    return kind == US_NF4 ? nf4 : fp4;
+}
+
+/* One row of a tile of codes of a table as numbers. */
+static void read_table_row(const us_matrix *matrix, int32_t row, float *out) {
+    const int32_t blocks = matrix->columns / US_BLOCK, r = row % US_TILE;
+    const size_t bytes = us_block_bytes(matrix->kind);
+    const uint8_t *block = (const uint8_t *)matrix->data + (size_t)(row / US_TILE) * (size_t)blocks * bytes;
+    const float *table = us_find_table(matrix->kind);
+    for (int32_t b = 0; b < blocks; b++, block += bytes, out += US_BLOCK)
+        for (int32_t k = 0; k < US_BLOCK; k++) {
+            float scale;
+            uint32_t word;
+            memcpy(&scale, block + 4 * r, sizeof scale);
+            memcpy(&word, block + 32 + 32 * (k / 8) + 4 * r, sizeof word);
+            out[k] = table[word >> (4 * (k % 8)) & 15] * scale;
+        }
+}
+
 /* Where a number lies in tiles of a kind of 16 bits. */
 static size_t find_narrow(int32_t kind, int32_t row, int32_t column, int32_t columns) {
     const size_t panel = (size_t)(row / US_PANEL) * (size_t)columns, place = (size_t)(row % US_PANEL);
@@ -453,6 +491,10 @@ void us_read_rows(const us_matrix *matrix, const int32_t *rows, int32_t count, f
                 if (matrix->kind == US_F16) out[k] = half_to_float(number);
                 else memcpy(out + k, &bits, 4);
             }
+            continue;
+        }
+        if (us_has_table(matrix->kind)) {
+            read_table_row(matrix, row, out);
             continue;
         }
         if (matrix->kind >= US_K4) {

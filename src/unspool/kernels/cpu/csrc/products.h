@@ -62,6 +62,7 @@ static int is_paneled(const us_matrix *w) {
 
 #include "narrow.h"
 #include "unpacked.h"
+#include "tables.h"
 
 static void multiply_super(int32_t kind, const uint8_t *tile, int supers, activations a, int32_t num_rows, int is_pair,
                            float *out) {
@@ -92,6 +93,11 @@ static void multiply(const us_matrix *w, int32_t first, int32_t count, const inp
     if (w->kind == US_F32) {
         multiply_plain((const float *)w->data + (size_t)first * (size_t)w->columns, w->columns, count,
                        in->x + (size_t)p.first * in->stride, in->stride, p, out);
+        return;
+    }
+    if (us_has_table(w->kind)) {
+        multiply_table(w->kind, (const uint8_t *)w->data + (size_t)(first / US_TILE) * blocks * TABLE_BYTES, (int)blocks,
+                       in->x + (size_t)p.first * in->stride, in->stride, p.count, count > US_TILE, out);
         return;
     }
     const int is_q8 = w->kind == US_Q8;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define US_ABI 26
+#define US_ABI 27
 #define US_TILE 8      /* output rows of a quantised tile */
 #define US_BLOCK 32    /* columns that share a scale */
 #define US_PANEL 16    /* output rows of a tile of numbers of 16 bits */
@@ -27,11 +27,16 @@ enum us_kind {
     US_Q5 = 6,  /* tiles of blocks of 5 bits, described there too */
     US_BF16 = 7, /* tiles of bfloat16, as csrc/narrow.h describes them, */
     US_F16 = 8,  /* and of float16 */
+    US_NF4 = 9,  /* tiles of blocks whose codes stand for the numbers of a table, as csrc/tables.h describes them */
+    US_FP4 = 10,
 };
 enum us_activation { US_SILU = 0, US_GELU_TANH = 1, US_GELU = 2, US_RELU = 3, US_RELU2 = 4 /* squared */, US_CLAMPED = 5 /* gpt-oss's */ };
 enum us_norm_kind { US_RMS = 0, US_LAYER = 1, US_COPY = 2 /* no norm */ };
 /* Norms of queries and keys: none, one for all heads, weights for each, or one over all heads of a token. */
 enum us_head_norm { US_BARE = 0, US_SHARED = 1, US_EACH = 2, US_WHOLE = 3 };
+
+/* The 16 numbers that the codes of US_NF4 or US_FP4 stand for. */
+const float *us_find_table(int32_t kind);
 
 typedef struct us_matrix {
     int32_t kind, rows, columns;

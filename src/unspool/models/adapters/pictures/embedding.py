@@ -52,7 +52,7 @@ def embed_call(
     # A cache that is returned must have keys where the object's own forward would go on from them.
     if settings.return_dict_in_generate or settings.compile_config is not None or settings.compile:
         return None
-    native = find_twin(model).native
+    native, _ = find_twin(model)
     if native is None:
         return None
     return native, embed_prompts(family, model, native, {**named, "input_ids": ids, "attention_mask": mask})

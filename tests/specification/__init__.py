@@ -1,0 +1,1 @@
+"""What the reference documents promise, and the tests that show it; `docs/specification.md` is made of it."""
