@@ -39,11 +39,15 @@ SHORT = 12  # tokens of an answer whose length an example leaves open
 NOT_RUN = {
     ("adapters.md", ">>> config = transformers.PhimoeConfig"): "a session: tests/models/adapters/test_adapters_page.py",
     ("compiling.md", "CompileConfig"): "compiles for minutes: tests/engine and tests/decoding have it on tiny models",
+    ("pictures.md", "lm.generate(chat"): "needs a trained model that reads pictures: tests/api/test_pictured.py",
+    ("pictures.md", "unspool.pipeline("): "needs a trained model that reads pictures: tests/api/test_pictured.py",
     ("frameworks.md", "tf.function"): "needs TensorFlow: tests/frameworks, where it is installed",
     ("frameworks.md", "jax.jit"): "needs JAX: tests/frameworks, where it is installed",
     ("scale.md", "ray.data.read_parquet"): "needs a cluster and a bucket: tests/ray",
     ("scale.md", "ds.map_batches"): "needs a cluster: tests/ray",
     ("serving.md", "unspool.serve("): "runs until a signal: tests/server",
+    ("voices.md", "unspool.pipeline("): "needs a trained MusicGen: tests/pretrained/test_voices.py",
+    ("voices.md", "AutoModelForTextToWaveform"): "needs a trained MusicGen: tests/pretrained/test_voices.py",
     ("transcription.md", 'unspool.load("whisper-tiny.en")'): "needs a trained Whisper: tests/real, tests/speech",
     ("transcription.md", "a smaller or distilled Whisper"): "needs a trained Whisper: tests/speech/test_drafts.py",
 }

@@ -133,6 +133,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "pretrained.model": ("PretrainedModel",),
     "pretrained.pipelines.base": ("Pipeline",),
     "pretrained.pipelines.opening": ("pipeline",),
+    "pretrained.pictures": ("AutoModelForImageTextToText",),
+    "pretrained.voices": ("AutoModelForTextToWaveform",),
     "pretrained.processor": ("AutoProcessor",),
     "pretrained.quantization": ("BitsAndBytesConfig",),
     "pretrained.seeding": ("set_seed",),

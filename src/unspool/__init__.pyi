@@ -193,6 +193,7 @@ from unspool.pretrained.architectures import GPTNeoXTokenizer as GPTNeoXTokenize
 from unspool.pretrained.architectures import GPTNeoXTokenizerFast as GPTNeoXTokenizerFast
 from unspool.pretrained.architectures import Gemma2ForCausalLM as Gemma2ForCausalLM
 from unspool.pretrained.architectures import Gemma3ForCausalLM as Gemma3ForCausalLM
+from unspool.pretrained.architectures import Gemma3ForConditionalGeneration as Gemma3ForConditionalGeneration
 from unspool.pretrained.architectures import GemmaForCausalLM as GemmaForCausalLM
 from unspool.pretrained.architectures import GemmaTokenizer as GemmaTokenizer
 from unspool.pretrained.architectures import GemmaTokenizerFast as GemmaTokenizerFast
@@ -204,10 +205,12 @@ from unspool.pretrained.architectures import GptOssForCausalLM as GptOssForCausa
 from unspool.pretrained.architectures import GraniteForCausalLM as GraniteForCausalLM
 from unspool.pretrained.architectures import GraniteMoeForCausalLM as GraniteMoeForCausalLM
 from unspool.pretrained.architectures import HeliumForCausalLM as HeliumForCausalLM
+from unspool.pretrained.architectures import Idefics3ForConditionalGeneration as Idefics3ForConditionalGeneration
 from unspool.pretrained.architectures import Jais2ForCausalLM as Jais2ForCausalLM
 from unspool.pretrained.architectures import LlamaForCausalLM as LlamaForCausalLM
 from unspool.pretrained.architectures import LlamaTokenizer as LlamaTokenizer
 from unspool.pretrained.architectures import LlamaTokenizerFast as LlamaTokenizerFast
+from unspool.pretrained.architectures import LlavaForConditionalGeneration as LlavaForConditionalGeneration
 from unspool.pretrained.architectures import M2M100ForConditionalGeneration as M2M100ForConditionalGeneration
 from unspool.pretrained.architectures import M2M100Tokenizer as M2M100Tokenizer
 from unspool.pretrained.architectures import M2M100TokenizerFast as M2M100TokenizerFast
@@ -248,9 +251,12 @@ from unspool.pretrained.architectures import Qwen2ForCausalLM as Qwen2ForCausalL
 from unspool.pretrained.architectures import Qwen2MoeForCausalLM as Qwen2MoeForCausalLM
 from unspool.pretrained.architectures import Qwen2Tokenizer as Qwen2Tokenizer
 from unspool.pretrained.architectures import Qwen2TokenizerFast as Qwen2TokenizerFast
+from unspool.pretrained.architectures import Qwen2VLForConditionalGeneration as Qwen2VLForConditionalGeneration
+from unspool.pretrained.architectures import Qwen2_5_VLForConditionalGeneration as Qwen2_5_VLForConditionalGeneration
 from unspool.pretrained.architectures import Qwen3ForCausalLM as Qwen3ForCausalLM
 from unspool.pretrained.architectures import Qwen3MoeForCausalLM as Qwen3MoeForCausalLM
 from unspool.pretrained.architectures import SmolLM3ForCausalLM as SmolLM3ForCausalLM
+from unspool.pretrained.architectures import SmolVLMForConditionalGeneration as SmolVLMForConditionalGeneration
 from unspool.pretrained.architectures import StableLmForCausalLM as StableLmForCausalLM
 from unspool.pretrained.architectures import Starcoder2ForCausalLM as Starcoder2ForCausalLM
 from unspool.pretrained.architectures import T5ForConditionalGeneration as T5ForConditionalGeneration
@@ -268,11 +274,13 @@ from unspool.pretrained.auto import AutoModelForSpeechSeq2Seq as AutoModelForSpe
 from unspool.pretrained.auto import AutoTokenizer as AutoTokenizer
 from unspool.pretrained.config import AutoConfig as AutoConfig
 from unspool.pretrained.model import PretrainedModel as PretrainedModel
+from unspool.pretrained.pictures import AutoModelForImageTextToText as AutoModelForImageTextToText
 from unspool.pretrained.pipelines.base import Pipeline as Pipeline
 from unspool.pretrained.pipelines.opening import pipeline as pipeline
 from unspool.pretrained.processor import AutoProcessor as AutoProcessor
 from unspool.pretrained.quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from unspool.pretrained.seeding import set_seed as set_seed
+from unspool.pretrained.voices import AutoModelForTextToWaveform as AutoModelForTextToWaveform
 from unspool.registry import register as register
 from unspool.server import asgi as asgi
 from unspool.server import serve as serve
@@ -305,8 +313,10 @@ __all__ = [
     "AutoConfig",
     "AutoModel",
     "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
     "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
+    "AutoModelForTextToWaveform",
     "AutoProcessor",
     "AutoTokenizer",
     "BaiChuanForCausalLM",
@@ -399,6 +409,7 @@ __all__ = [
     "GPTNeoXTokenizerFast",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
     "GemmaForCausalLM",
     "GemmaTokenizer",
     "GemmaTokenizerFast",
@@ -422,6 +433,7 @@ __all__ = [
     "HammingDiversityLogitsProcessor",
     "HeliumForCausalLM",
     "HybridCache",
+    "Idefics3ForConditionalGeneration",
     "InfNanRemoveLogitsProcessor",
     "InputError",
     "Jais2ForCausalLM",
@@ -429,6 +441,7 @@ __all__ = [
     "LlamaForCausalLM",
     "LlamaTokenizer",
     "LlamaTokenizerFast",
+    "LlavaForConditionalGeneration",
     "LoadError",
     "LogitBiasLogitsProcessor",
     "LogitNormalization",
@@ -502,6 +515,8 @@ __all__ = [
     "Qwen2MoeForCausalLM",
     "Qwen2Tokenizer",
     "Qwen2TokenizerFast",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "RepeatCriteria",
@@ -513,6 +528,7 @@ __all__ = [
     "SinkCache",
     "SlidingWindowCache",
     "SmolLM3ForCausalLM",
+    "SmolVLMForConditionalGeneration",
     "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
     "StaticCache",

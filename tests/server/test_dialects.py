@@ -280,7 +280,7 @@ def test_ollama_errors_are_texts(server: RunningServer) -> None:
 
 
 def test_ollama_ignores_nothing(ollama_client: ollama.Client) -> None:
-    with pytest.raises(ollama.ResponseError, match="text alone, not images"):
+    with pytest.raises(ollama.ResponseError, match="reads text alone"):
         ollama_client.chat(model="fake", messages=[{"role": "user", "content": "x", "images": [b"x"]}])
     with pytest.raises(ollama.ResponseError, match="`stream` stands beside the options"):
         ollama_client.chat(model="fake", messages=HELLO, options={"stream": False})

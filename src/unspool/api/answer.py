@@ -10,6 +10,7 @@ import torch
 
 from unspool.api.again import describe_call, keep_run, start_again
 from unspool.api.opening import read_config
+from unspool.api.pictured import read_pictured
 from unspool.api.prefix import Prefix, make_conversation
 from unspool.api.prompt import OMITTED, PROMPT_NAMES, as_ids, is_conversation, read_encoding, refuse_chat
 from unspool.api.pruned_prompts import read_pruned, take_pruning
@@ -60,10 +61,17 @@ class Answer:
         if is_conversation(prompt, chat=chat):
             settings = self._imply_thoughts(settings)
         prefix: Prefix | None = settings.pop("prefix", None)
+        pictured = read_pictured(lm, prompt, settings.pop("images", None), chat=chat, tools=tools)
+        self._owner: Any = lm if pictured is None else pictured.owner
+        if pictured is not None:
+            self._check_alone(prefix, settings)
         if prefix is not None:
             prompt, settings = self._follow_prefix(prefix, prompt, settings, chat, tools)
             chat, tools = False, None
-        self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
+        if pictured is not None:
+            self._prompt_ids, arguments = pictured.rows, pictured.arguments
+        else:
+            self._prompt_ids, arguments = self._read_prompt(prompt, settings, chat, tools)
         if negative is not None:
             arguments |= self._read_negative(negative, settings, chat, tools)
         self.run: Run = self._start(dict(arguments), settings)  # if keys are let go: to check all settings first
@@ -115,7 +123,7 @@ class Answer:
     def _start(self, arguments: dict[str, Any], settings: dict[str, Any]) -> Run:
         lm, rows = self._lm, self._prompt_ids
         key = None
-        if rows and "attention_mask" not in arguments:  # none of the ids is padding
+        if rows and "input_ids" in arguments and "attention_mask" not in arguments:  # none of the ids is padding
             ids = arguments["input_ids"]
             if len(arguments) == 1:
                 key = describe_call(lm.model, lm.tokenizer, settings, len(rows))
@@ -125,7 +133,7 @@ class Answer:
             arguments["attention_mask"] = torch.ones_like(ids)
         try:
             run = start(
-                lm,
+                self._owner,
                 defaults=FRIENDLY_DEFAULTS,
                 hides_padding=bool(rows),
                 shows_rows_alone=any(settings.get(name) is not None for name in _OWN_FUNCTIONS),
@@ -138,6 +146,15 @@ class Answer:
             raise name_row(error, max(range(len(rows)), key=lambda row: len(rows[row]))) from error
         keep_run(key, lm.model, run)
         return run
+
+    @staticmethod
+    def _check_alone(prefix: Prefix | None, settings: Mapping[str, Any]) -> None:
+        """Raise for what can't stand beside a prompt with pictures."""
+        beside = "prefix" if prefix is not None else next((name for name in PROMPT_NAMES if name in settings), None)
+        if beside is None and settings.get("past_key_values") is not None:
+            beside = "past_key_values"
+        if beside is not None:
+            raise SettingError(f"`{beside}` and a prompt with pictures are two prompts; give one of them")
 
     @staticmethod
     def _follow_tools(

@@ -32,6 +32,7 @@ from unspool.grammar.generic_tools import is_silent, write_tools
 from unspool.kernels.presence import refuse_forked
 from unspool.loading.catalogue import DEFAULT_MODEL
 from unspool.loading.model import LoadedParts, load_parts
+from unspool.models.adapters.whole import WholeObject
 from unspool.models.counting import describe_weights
 from unspool.models.placement import DeviceRequest, read_device_request
 from unspool.outputs import Generation
@@ -49,10 +50,13 @@ class LanguageModel:
 
     def __init__(self, parts: LoadedParts) -> None:
         self.name = parts.name
+        if isinstance(parts.model, WholeObject):
+            raise parts.model.refuse(parts.name)
         self.model = parts.model
         self.tokenizer: Tokenizer | None = parts.tokenizer
         self.model.generation_config = parts.generation_config
         self.source = parts.location
+        self.pictures = parts.pictures  # what reads pictures, if the model does
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -88,7 +92,7 @@ class LanguageModel:
 
     def __reduce__(self) -> tuple[Callable[..., LanguageModel], tuple[Any, ...]]:
         """A pickle (as for a spawned process) contains where to load the model from, and its settings."""
-        return _restore, (type(self), self.model, self.tokenizer, self.name, self.source)
+        return _restore, (type(self), self.model, self.tokenizer, self.name, self.source, self.pictures)
 
     def start(self, prompt: Prompt = OMITTED, **settings: Any) -> Answer:
         """Check a call and prepare its answer: iterate `pieces()`, then ask for `result()`."""
@@ -272,9 +276,9 @@ class LanguageModel:
 
 
 def _restore(
-    kind: type[LanguageModel], model: Any, tokenizer: Tokenizer | None, name: str, source: Path
+    kind: type[LanguageModel], model: Any, tokenizer: Tokenizer | None, name: str, source: Path, pictures: Any = None
 ) -> LanguageModel:
-    return kind(LoadedParts(name, source, model, tokenizer, model.generation_config))
+    return kind(LoadedParts(name, source, model, tokenizer, model.generation_config, pictures))
 
 
 def read_quantize(quantize: str | None, load_in_8bit: bool, load_in_4bit: bool) -> str | None:

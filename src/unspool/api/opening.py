@@ -26,8 +26,10 @@ from unspool.models.adapters import (
     open_call,
     prepare_call,
     read_settings,
+    runs_natively,
     runs_own_generate,
 )
+from unspool.models.adapters.pictures import PICTURE_INPUTS, EmbeddedPrompts, PictureReader, embed_call
 from unspool.plan import Origin, merge
 from unspool.plan.origins import refuse_unread
 from unspool.protocols import Model
@@ -73,6 +75,7 @@ def open_model(
         raise SettingError("`inputs` and `input_ids` are two names of the same argument; pass one")
     extra = {} if theirs is None else _take_extra(theirs, kwargs, given)
     own = as_model(model) if theirs is None else None
+    pictured = _take_pictures(model, own, inputs, kwargs, given)
     model_config = read_settings(theirs if own is None else own)
     model_config = None if use_model_defaults is False else model_config
     if config is not None and config is not generation_config:  # of transformers
@@ -89,6 +92,10 @@ def open_model(
         raise SettingError("`native` says how a transformers object is run, and this model is unspool's; leave it out")
     if inputs is not None:
         given.input_ids = inputs
+    if isinstance(given.inputs_embeds, EmbeddedPrompts):
+        _take_embedded(given, given.inputs_embeds)
+    elif pictured is not None:
+        _take_embedded(given, pictured)
     return OpenedCall(own, given, settings, origins, assistant_model, past_key_values)
 
 
@@ -105,6 +112,13 @@ def _open_object(
 ) -> tuple[Model, Any, Any]:
     """The model, the drafting model and the cache of a call with a transformers object."""
     everything = {name: getattr(given, name) for name in MODEL_INPUTS} | dict(extra)
+    if assistant is None and runs_natively(model, everything["native"]):  # a draft model has no such embeddings
+        seen = embed_call(model, inputs, {**everything, "native": None}, settings)
+        if seen is not None:
+            native, prompts = seen
+            _take_embedded(given, prompts)
+            drop_unknown_tokens(settings, native.info.vocab_size)
+            return native, assistant, None
     core = open_call(model, inputs, everything, settings, everything.pop("native"))
     drop_unknown_tokens(settings, core.info.vocab_size)
     if not isinstance(core, ColumnModel):
@@ -119,6 +133,28 @@ def _open_object(
             others["encoder_outputs"] = given.assistant_encoder_outputs
         assistant = prepare_call(drafting, inputs, others, settings, core.call.why)
     return core, assistant, core.given_cache
+
+
+def _take_pictures(
+    model: Any, own: Model | None, inputs: Any, kwargs: dict[str, Any], given: Inputs
+) -> EmbeddedPrompts | None:
+    """What a processor made of pictures, out of the call's arguments, as a native model reads it; None without any."""
+    reader: PictureReader | None = getattr(model, "pictures", None)
+    if own is None or reader is None or not reader.is_native:
+        return None
+    held: dict[str, Any] = {name: kwargs.pop(name) for name in PICTURE_INPUTS if name in kwargs}
+    if held.get("pixel_values") is None:
+        return None
+    ids = given.input_ids if inputs is None else inputs
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        raise SettingError("pixel_values stand beside input_ids, a tensor (rows, length) as processors return it")
+    return reader.embed(own, {**held, "input_ids": ids, "attention_mask": given.attention_mask})  # type: ignore[arg-type]
+
+
+def _take_embedded(given: Inputs, prompts: EmbeddedPrompts) -> None:
+    """Let the inputs be prompts whose pictures were read."""
+    given.input_ids, given.attention_mask = prompts.ids, prompts.mask
+    given.inputs_embeds, given.seats = prompts.embeds, prompts.seats
 
 
 def read_config(config: Any, model: Any = None) -> GenerationConfig | None:

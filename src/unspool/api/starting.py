@@ -271,6 +271,7 @@ def _shape(prompts: Prompts, cache: Cache | None) -> PromptShape:
         prompts.width,
         max(prompts.lengths),
         has_embeds=prompts.embeds is not None,
+        is_whole=prompts.is_whole,
         has_cache=cache is not None,
         is_endless=cache is not None and cache.is_endless,
         cache_is_filled=cache is not None and any(cache.lengths),

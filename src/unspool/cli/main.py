@@ -29,6 +29,7 @@ COMMANDS = {
     "serve": "Serve models over HTTP, with OpenAI's routes.",
     "studio": "Watch every way of decoding, on a page in the browser.",
     "transcribe": "Write what is said in sound files, as text or subtitles.",
+    "speak": "Write the sound of a text as a WAV file: speech, or music.",
     "explain": "Draw a beam search as a tree, in the terminal and as a page.",
     "compress": "Print texts without what a small model could have guessed.",
     "detect": "Say whether a text carries a watermark, with its p value.",

@@ -40,6 +40,13 @@ def build_parser() -> Parser:
     prompt = add_prompt_options(parser)
     add_language_options(prompt)
     prompt.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="A picture for the model to look at, before the prompt; several times for several.",
+    )
+    prompt.add_argument(
         "--prompts-file",
         "--prompts_file",
         metavar="FILE",
@@ -68,9 +75,10 @@ def execute(arguments: argparse.Namespace) -> int:
     texts = _read_texts(arguments)
     lm = load_text_model(arguments, chats=arguments.chat)
     prompts = [as_prompt(text, arguments) for text in mark_prompts(lm, texts, arguments, settings)]
+    others: dict[str, Any] = _place_pictures(prompts, arguments.image)
     is_batch = arguments.prompts_file is not None
     assistant = load_assistant(arguments)
-    others: dict[str, Any] = {} if assistant is None else {"assistant_model": assistant}
+    others |= {} if assistant is None else {"assistant_model": assistant}
     others |= _read_preset(arguments, lm)
     answer = lm.start(prompts if is_batch else prompts[0], **read_negative(arguments), **settings, **mark, **others)
     if arguments.json:
@@ -94,9 +102,21 @@ def _check(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     check_languages(arguments)
     if arguments.prompts_file is not None and arguments.prompt is not None:
         raise UsageError("a prompt and --prompts-file were both given; give one of them")
+    if arguments.image and arguments.prompts_file is not None:
+        raise UsageError("--image stands beside one prompt; leave out --prompts-file")
     for name in ("logprobs", "prompt_logprobs"):
         if settings.get(name) is not None and not arguments.json:
             raise SettingError(f"`{name}` are numbers beside the text and are printed with --json; add it")
+
+
+def _place_pictures(prompts: list[Any], pictures: list[str]) -> dict[str, Any]:
+    """Put pictures before the text of a chat's last message; beside a text they are an argument of the call."""
+    if not pictures or isinstance(prompts[0], str):
+        return {"images": pictures} if pictures else {}
+    last = prompts[0][-1]
+    parts = [{"type": "image", "path": picture} for picture in pictures]
+    prompts[0][-1] = {**last, "content": [*parts, {"type": "text", "text": last["content"]}]}
+    return {}
 
 
 def _read_preset(arguments: argparse.Namespace, lm: LanguageModel) -> dict[str, Any]:

@@ -31,6 +31,8 @@ _LIMITS = {
     "token_ids": "The most token ids whose text is asked for.",
     "logit_bias": "The most entries of logit_bias, and of lists of words.",
     "messages": "The most messages of a chat.",
+    "pictures": "The most pictures of a request.",
+    "picture_pixels": "The most pixels of a picture.",
     "stop_strings": "The most stop strings of a request.",
     "priority": "The highest priority that a client may ask for.",
     "request_seconds": "Then a request ends with what it has.",

@@ -20,6 +20,7 @@ from unspool.decoding.prompts import (
     read_layout,
 )
 from unspool.errors import InputError, SettingError, UnsupportedError
+from unspool.kernels.seats import ALONE, Seats
 from unspool.plan import as_token_ids, find_marking_pad
 from unspool.protocols import Encoded, Model, ModelInfo, PreparedRows
 
@@ -31,6 +32,7 @@ class Inputs:
     input_ids: Any = None
     attention_mask: Any = None
     inputs_embeds: Any = None
+    seats: Seats | None = None  # the places of the tokens of `inputs_embeds`, if they are not one after the other
     decoder_input_ids: Any = None
     encoder_outputs: Any = None
     assistant_encoder_outputs: Any = None  # the states that a draft model's own encoder has made of the source
@@ -143,6 +145,10 @@ def _read_embeds(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
             )
         pad = find_marking_pad(settings)
         lengths, order = read_layout(inputs.attention_mask, (rows, width), ids=ids, pad_token_id=pad)
+    if inputs.seats is not None:
+        if "seats" not in info.can:
+            raise UnsupportedError(f"a {info.family} model can't read embeddings that have places; leave pictures out")
+        embeds = inputs.seats.join(embeds)
     embeds = put_in_order(embeds, order)
     shown = ids if order is not None and inputs.input_ids is not None else None
     return Prompts(
@@ -152,6 +158,7 @@ def _read_embeds(model: Model, inputs: Inputs, settings: GenerationConfig) -> Pr
         order=order,
         embeds=fill_right(embeds, [width - length for length in lengths], lengths),
         num_hidden=width if inputs.input_ids is None else 0,
+        is_whole=inputs.seats is not None and bool((inputs.seats.groups != ALONE).any()),
     )
 
 

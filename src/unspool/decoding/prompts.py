@@ -42,6 +42,7 @@ class Prompts:
     order: torch.Tensor | None = None  # (rows, width): the given columns in the order of `ids`; None if they are in it
     embeds: torch.Tensor | None = None  # (rows, longest, hidden), right-filled
     num_hidden: int = 0  # columns of embeddings that were given without ids, padding among them
+    is_whole: bool = False  # it is read in one pass: some of its tokens see later ones
     source: EncoderInput | None = None
     negative: EncoderInput | None = None  # what guidance leads away from: the decoder's other prompts, or the encoder's
     on_host: torch.Tensor | None = None  # the ids as they came, if they were sent to a device

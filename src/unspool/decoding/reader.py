@@ -90,6 +90,7 @@ class Reader:
         keeps_cache: bool = True,
         prompt_embeds: torch.Tensor | None = None,
         prompt_lengths: Sequence[int] = (),
+        reads_whole: bool = False,
         divides_rows: bool = False,
     ) -> None:
         self.model = model
@@ -110,6 +111,7 @@ class Reader:
         self._reads_prompt = False
         self._prompt_embeds = prompt_embeds
         self._prompt_lengths = list(prompt_lengths)
+        self._reads_whole = reads_whole  # its prompts can't be read in pieces
         self._divides_rows = divides_rows
         self.num_parts = 1  # passes that the rows are divided into
         self._is_trying = False  # whether the cache is in a trial
@@ -188,7 +190,7 @@ class Reader:
     def _find_chunk(self, counts: Sequence[int], first: int) -> int:
         """How many positions each row reads in the pass that begins at its `first` new one."""
         longest = max(counts) - first
-        if self.cache.reads_whole:
+        if self.cache.reads_whole or (self._reads_whole and self._reads_prompt):
             return longest
         if self.chunk is not None:
             return self.chunk

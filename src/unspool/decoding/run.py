@@ -241,6 +241,7 @@ class Run:
             chunk=settings.prefill_chunk_size,
             keeps_cache=settings.use_cache is not False,
             prompt_embeds=prompts.embeds,
+            reads_whole=prompts.is_whole,
             prompt_lengths=prompts.lengths,
             divides_rows=parts.divides_rows,
         )

@@ -37,6 +37,7 @@ from unspool.engine.tasks import PlainTask, SpecialTask
 from unspool.errors import EngineError, ResourceError, SettingError, UnsupportedError
 from unspool.kernels.presence import refuse_forked
 from unspool.loading.model import LoadedParts
+from unspool.models.adapters import ColumnModel
 from unspool.numeric import is_number
 from unspool.outputs import Generation
 
@@ -168,6 +169,11 @@ class Engine:
                 "cache_implementation='pruned', or give the request a prefix: lm.prefix(…).compress()"
             )
         answer = self._lm.start(prompt, **self._choose_cache(settings))
+        if isinstance(answer.run.parts.model, ColumnModel):
+            raise UnsupportedError(
+                f"pictures of {self._lm.name} are read by an object of transformers, whose passes no engine shares; "
+                "use lm.generate(), or a model with a native language part (docs/pictures.md)"
+            )
         needs = find_needs(answer.run.parts, memory.kind, memory.config)
         number, now = next(self._numbers), time.monotonic()
         request = Request(answer, number, priority=priority, deadline=deadline)

@@ -32,6 +32,11 @@ class RotaryTable:
         angles = shifts.to(self._frequencies.device, torch.float32)[:, None] * self._frequencies
         return torch.polar(torch.ones_like(angles), angles)[:, None, None]
 
+    def find_factors(self, turns: torch.Tensor) -> torch.Tensor:
+        """The factors of heads whose pairs have positions of their own (rows, new, pairs): (rows, new, 1, pairs)."""
+        angles = turns.to(self._frequencies.device, torch.float32) * self._frequencies
+        return torch.complex(angles.cos() * self._gain, angles.sin() * self._gain).unsqueeze(2)
+
     def reserve(self, num_positions: int) -> torch.Tensor:
         """The table, extended to at least `num_positions`."""
         if num_positions > self.table.shape[0]:

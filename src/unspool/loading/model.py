@@ -26,11 +26,13 @@ from unspool.loading.quantised import QuantisedTensors
 from unspool.loading.source import OpenedModel, open_source
 from unspool.models.adapters import Adapted
 from unspool.models.adapters.folder import load_adapted
+from unspool.models.adapters.pictures import PictureReader, read_whole_config
+from unspool.models.adapters.whole import WholeObject
 from unspool.models.assembly import QUANTISED_TABLES, Packing
 from unspool.models.native import NativeModel
 from unspool.models.paths.captured_ahead import await_triton, start_triton
 from unspool.models.placement import DeviceRequest, check_present
-from unspool.models.registry import build_model, can_pack, find_family, name_architecture
+from unspool.models.registry import build_model, can_pack, find_family, name_architecture, reads_pictures
 from unspool.shortage import is_out_of_memory
 from unspool.text import Tokenizer, open_tokenizer, tokenizer_from_gguf
 
@@ -52,9 +54,10 @@ class LoadedParts:
 
     name: str
     location: Path
-    model: NativeModel | Adapted
+    model: NativeModel | Adapted | WholeObject
     tokenizer: Tokenizer | None
     generation_config: GenerationConfig
+    pictures: PictureReader | None = None  # what reads pictures, if the model does
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class FileOrigin:
     native: bool | None
     devices: DeviceRequest | None = None  # that its layers are laid over
 
-    def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted:
+    def reload(self, device: str, dtype: torch.dtype | None) -> NativeModel | Adapted | WholeObject:
         """The model again, on a device, and in another dtype if one is given."""
         return load_parts(
             self.location,
@@ -183,7 +186,10 @@ def _load_parts(
     packing = None if is_adapted else _choose_packing(quantize, source, where, asked)
     _use_threads(threads)
     kept = asked or _choose_dtype(source, where)
-    model: NativeModel | Adapted
+    config = source.config
+    if not is_gguf and not is_adapted and reads_pictures(config):
+        config = read_whole_config(source.location)
+    model: NativeModel | Adapted | WholeObject
     with ThreadPoolExecutor(1) as beside:  # a fifth of the time: the tokenizer is built while weights are read
         reading = beside.submit(_read_tokenizer, source)
         if is_adapted:
@@ -201,7 +207,7 @@ def _load_parts(
                 )
         else:
             model = build_model(
-                source.config,
+                config,
                 source.tensors,
                 is_gguf=is_gguf,
                 device=where,
@@ -212,7 +218,10 @@ def _load_parts(
             )
         tokenizer = reading.result()
     model.origin = FileOrigin(source.location.absolute(), asked, kept, quantize, threads, native, devices)
-    return LoadedParts(str(name), source.location, model, tokenizer, _read_settings(source))
+    pictures = None
+    if not is_gguf and (reads_pictures(config) or (is_adapted and "vision_config" in config)):
+        pictures = PictureReader(source.location, config, source.tensors, getattr(model, "inner", None))
+    return LoadedParts(str(name), source.location, model, tokenizer, _read_settings(source), pictures)
 
 
 def _read_settings(source: OpenedModel) -> GenerationConfig:

@@ -35,6 +35,7 @@ from unspool.models.families.opt import BIOGPT, OPT
 from unspool.models.families.pair import PairFamily
 from unspool.models.families.persimmon import PERSIMMON
 from unspool.models.families.phi import PHI, PHI3
+from unspool.models.families.pictures import PICTURES, PictureFamily
 from unspool.models.families.t5 import MT5, T5, UMT5
 from unspool.models.families.whisper import WHISPER
 from unspool.models.native import NativeModel
@@ -52,6 +53,7 @@ _BUILT_IN: Final[tuple[FamilyEntry, ...]] = (
     *(T5, MT5, UMT5, BART, MBART, PEGASUS, MARIAN, M2M100, BLENDERBOT, WHISPER),
     MAMBA,
     MAMBA2,
+    *PICTURES,
 )
 
 
@@ -152,7 +154,7 @@ def build_model(
             )
         if packing is None:
             return family.build(config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress)
-        if not isinstance(family, DecoderFamily | PairFamily):
+        if not isinstance(family, DecoderFamily | PairFamily | PictureFamily):
             raise UnsupportedError(f"{family.name} models can't be quantised; load them with quantize=None")
         return family.build(
             config, tensors, is_gguf=is_gguf, device=place, dtype=kept, progress=progress, packing=packing
@@ -161,7 +163,13 @@ def build_model(
 
 def can_pack(config: Mapping[str, Any], *, is_gguf: bool) -> bool:
     """Whether the matrices of a checkpoint's family can be quantised."""
-    return isinstance(describe_gguf(config) if is_gguf else describe(config), DecoderFamily | PairFamily)
+    family = describe_gguf(config) if is_gguf else describe(config)
+    return isinstance(family, DecoderFamily | PairFamily | PictureFamily)
+
+
+def reads_pictures(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of a family that reads pictures, and whose language part is native."""
+    return isinstance(find_family(config), PictureFamily)
 
 
 def _default_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:

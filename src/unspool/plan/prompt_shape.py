@@ -13,6 +13,7 @@ class PromptShape:
     width: int  # columns of ids, padding included
     longest: int  # positions of the longest row
     has_embeds: bool = False
+    is_whole: bool = False  # embeddings that are read in one pass: a picture's tokens see each other
     has_cache: bool = False  # the caller gave past_key_values
     is_endless: bool = False  # and their memory is bounded, however long a text gets
     cache_is_filled: bool = False  # and they hold a part of the prompt

@@ -36,7 +36,7 @@ from unspool.plan.tables.methods import (
     LOW_MEMORY,
     STRICT,
 )
-from unspool.plan.tables.models import GIVEN_CACHE, LEGACY_CACHE, OF_MODEL
+from unspool.plan.tables.models import GIVEN_CACHE, LEGACY_CACHE, OF_MODEL, OF_WHOLE_PROMPTS
 from unspool.protocols import ModelInfo
 from unspool.wording import Setting, about
 
@@ -108,7 +108,7 @@ def _settle_kind(
     check_methods(facts, GUMBEL)
     eos = as_token_ids(settings.eos_token_id, "eos_token_id", info)
     cache_kind = name_cache(settings, origins, info, shape)
-    check_methods(replace(facts, cache_kind=cache_kind), LEGACY_CACHE, GIVEN_CACHE)
+    check_methods(replace(facts, cache_kind=cache_kind), LEGACY_CACHE, GIVEN_CACHE, OF_WHOLE_PROMPTS)
     return Plan(
         settings=settings,
         origins=origins,

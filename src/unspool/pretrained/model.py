@@ -17,6 +17,8 @@ from unspool.decoding.transitions import compute_transition_scores
 from unspool.errors import UnsupportedError
 from unspool.loading.model import LoadedParts
 from unspool.models.adapters import read_settings
+from unspool.models.adapters.pictures import PictureReader
+from unspool.models.adapters.whole import WholeObject
 from unspool.pretrained.calling import call_decoder, call_pair
 
 
@@ -41,9 +43,15 @@ class PretrainedModel(Holder):
         return made
 
     @property
+    def pictures(self) -> PictureReader | None:
+        """What reads pictures, if the model does."""
+        return self._parts.pictures
+
+    @property
     def generation_config(self) -> Any:
         """The model's own settings; change them to change every later call."""
-        return self.core.generation_config
+        own = getattr(self.core, "generation_config", None)
+        return self._parts.generation_config if own is None else own  # an object that writes in one pass has none
 
     @generation_config.setter
     def generation_config(self, config: Any) -> None:
@@ -78,11 +86,14 @@ class PretrainedModel(Holder):
     @property
     def main_input_name(self) -> str:
         """The name of what the model reads."""
+        if isinstance(self._parts.model, WholeObject):
+            return str(self.core.main_input_name)
         return "input_ids" if as_model(self).info.features is None else "input_features"
 
     def __repr__(self) -> str:
-        info = as_model(self).info
-        return f"{type(self).__name__}({self.name_or_path!r}, {info.family}, {self.dtype}, {self.device})"
+        whole = isinstance(self._parts.model, WholeObject)
+        kind = type(self.core).__name__ if whole else as_model(self).info.family
+        return f"{type(self).__name__}({self.name_or_path!r}, {kind}, {self.dtype}, {self.device})"
 
     def generate(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
         """Generate token ids; see `unspool.generate`."""

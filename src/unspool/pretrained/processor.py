@@ -14,6 +14,7 @@ from unspool.loading.source import find_source
 from unspool.pretrained.auto import Auto, AutoTokenizer
 from unspool.pretrained.keywords import TOKENIZER_KEYWORDS, take_applied
 from unspool.pretrained.locations import read_location
+from unspool.pretrained.pictures import ImageTextProcessor
 from unspool.small_files import read_json_object
 from unspool.speech.features import HOP, extract_features
 from unspool.speech.sound import RATE
@@ -21,6 +22,7 @@ from unspool.text import Encoding, Tokenizer
 
 _MOST_CHANNELS, _MOST_FRAMES = 1024, 1 << 20
 _STAMP_SECONDS = 0.02
+_OF_SOUND = ("musicgen", "musicgen_melody", "speecht5", "vits")  # models whose processors read texts as tokenizers do
 
 
 class SpeechProcessor:
@@ -82,12 +84,25 @@ class SpeechProcessor:
         return text
 
 
+class TextProcessor:
+    """Makes ids of texts for a model that writes sound."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, text: Any = None, *, return_tensors: Any = "pt", **named: Any) -> Encoding:
+        """The ids and the mask of a text, or of several."""
+        if text is None:
+            raise InputError("give a text")
+        return self.tokenizer(text, return_tensors=return_tensors, **named)
+
+
 class AutoProcessor(Auto):
-    """Processors of models that read sound."""
+    """Processors of models that read sound, or pictures."""
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> SpeechProcessor:
-        """Load the processor of a speech model's folder or hub id; keywords as for tokenizers."""
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Any:
+        """Load the processor of a folder or hub id; keywords as for tokenizers."""
         applied = take_applied(kwargs, TOKENIZER_KEYWORDS, f"{cls.__name__}.from_pretrained()")
         location = read_location(pretrained_model_name_or_path, dict(applied))
         path = find_source(
@@ -95,9 +110,16 @@ class AutoProcessor(Auto):
         )
         file = path / "config.json"
         config = read_json_object(file) if file.is_file() else {}
+        if "vision_config" in config or (
+            (path / "preprocessor_config.json").is_file() and "num_mel_bins" not in config
+        ):
+            tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs)
+            return ImageTextProcessor(path, tokenizer)
+        if config.get("model_type") in _OF_SOUND:
+            return TextProcessor(AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs))
         channels, positions = config.get("num_mel_bins"), config.get("max_source_positions")
         if type(channels) is not int or type(positions) is not int:
-            raise LoadError(f"{path} is no speech model; AutoTokenizer loads the tokenizer of a model that reads text")
+            raise LoadError(f"{path} reads neither sound nor pictures; AutoTokenizer loads a text model's tokenizer")
         if not 0 < channels <= _MOST_CHANNELS or not 0 < positions <= _MOST_FRAMES:
             raise LoadError(f"{file} gives {channels} channels and {positions} positions, which can't be")
         settings = path / "generation_config.json"

@@ -16,12 +16,20 @@ from unspool.grammar.sources import check_choices, embed_schema, spell
 from unspool.grammar.tools import check_tools, make_settings, read_choice, try_format
 from unspool.grammar.vocabulary import list_specials
 from unspool.server.calls import CallPart
+from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
 from unspool.server.names import CHAT
 from unspool.server.openai import OpenAIErrors, make_head, send_chunks
 from unspool.server.orders import Order, Target, make_order, take_structures
+from unspool.server.pictures import (
+    check_reads_pictures,
+    has_parts,
+    join_images,
+    open_pictures,
+    prepare_prompt,
+)
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.short_prompts import shorten_messages
 from unspool.server.usage import count_usage
@@ -126,11 +134,11 @@ def read_chat(found: Found, target: Target, kind: str = "chatcmpl-") -> Order:
     logprobs = _read_logprobs(found, target)
     shows = found.take("include_reasoning", True)
     _settle_thoughts(found, target)
-    prompt, tools = _read_prompt(found, target)
+    prompt, tools, pictured = _read_prompt(found, target)
     order = make_order(found, [prompt], target, kind)
     order.shows_thoughts = shows
     order.logprobs, order.call_format, order.most_calls = logprobs, tools.form, tools.most
-    order.call_schemas = tools.schemas
+    order.call_schemas, order.pictured = tools.schemas, pictured
     if logprobs is not None:
         order.settings["logprobs"] = logprobs
     return order
@@ -141,12 +149,15 @@ def count_prompt(found: Found, target: Target) -> int:
     return len(_read_prompt(found, target, counts=True)[0])
 
 
-def _read_prompt(found: Found, target: Target, *, counts: bool = False) -> tuple[list[int], _Tools]:
-    """A chat's prompt, and what its tools ask for."""
+def _read_prompt(
+    found: Found, target: Target, *, counts: bool = False
+) -> tuple[list[int], _Tools, dict[str, Any] | None]:
+    """A chat's prompt, what its tools ask for, and its pictures' pixels if it has any."""
     given = shorten_messages(found.take("messages"), found.take("compress"), target)
     messages = read_messages(given, target)
     tools = _settle_tools(found, target)
-    return _render(found, messages, target, is_generic=tools.is_generic, counts=counts), tools
+    ids, pictured = _render(found, messages, target, is_generic=tools.is_generic, counts=counts)
+    return ids, tools, pictured
 
 
 def _read_logprobs(found: Found, target: Target) -> int | None:
@@ -187,10 +198,13 @@ def _read_message(message: Any, place: int, target: Target) -> dict[str, Any]:
     _check_role(message["role"], where, target)
     made = {name: value for name, value in message.items() if value is not None}
     made["role"] = "system" if message["role"] == "developer" else message["role"]
-    made["content"] = join_parts(_take_thoughts(message, made, where), where)
-    for name in ("images", "audio"):
-        if made.get(name):
-            raise refuse_field(where, f"{where}: models here read text alone, not {name}")
+    join = join_content if message["role"] in ("user", "tool") else join_parts
+    made["content"] = join(_take_thoughts(message, made, where), where)
+    if made.get("images"):
+        made = join_images(made, where, target)
+    check_reads_pictures(made, where, target)
+    if made.get("audio"):
+        raise refuse_field(where, f"{where}: models here do not read audio in messages; use /v1/audio/transcriptions")
     calls = made.get("tool_calls")
     if calls is not None:
         made["tool_calls"] = [_read_call(call, where) for call in _check_list(calls, where)]
@@ -220,24 +234,6 @@ def _check_list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise refuse_field(where, f"{where}: tool_calls is a list of calls, not {excerpt(value)}")
     return value
-
-
-def join_parts(content: Any, where: str) -> str:
-    """A content as text: parts of text are joined, others refused."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise refuse_field(where, f"{where}: a content is a text or a list of parts, not {excerpt(content)}")
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) else part
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            raise refuse_field(where, f"{where}: models here read text alone, not a part of type {excerpt(kind)}")
-        texts.append(text)
-    return "".join(texts)
 
 
 def _read_call(call: Any, where: str) -> dict[str, Any]:
@@ -388,7 +384,7 @@ def _find_switch(template: str) -> str:
 
 def _render(
     found: Found, messages: list[dict[str, Any]], target: Target, *, is_generic: bool, counts: bool
-) -> list[int]:
+) -> tuple[list[int], dict[str, Any] | None]:
     if not target.tokenizer.chat_template:
         raise refuse_field(
             "messages", f"{target.name} has no chat template; send a text as the prompt of /v1/completions instead"
@@ -410,9 +406,14 @@ def _render(
     if is_generic:
         messages, tools = write_tools(messages, tools), None
     try:
-        return render_chat(
-            target, messages, tools, documents, variables, begins=begins, goes_on=goes_on, counts=counts, field=field
-        )
+        pictures: list[Any] = []
+        if has_parts(messages):
+            messages, pictures = open_pictures(messages, target)
+        text = write_chat(target, messages, tools, documents, variables, begins=begins, goes_on=goes_on)
+        if not pictures:
+            return encode_chat(target, text, counts=counts, field=field), None
+        pictured = prepare_prompt(text, pictures, target)
+        return pictured["input_ids"][0].tolist(), pictured
     except RequestError:
         raise
     except UnspoolError as error:
@@ -433,6 +434,30 @@ def render_chat(
     field: str = "messages",
 ) -> list[int]:
     """The token ids of a conversation, which has to fit unless its tokens are only counted."""
+    text = write_chat(target, messages, tools, documents, variables, begins=begins, goes_on=goes_on)
+    return encode_chat(target, text, counts=counts, field=field)
+
+
+def encode_chat(target: Target, text: str, *, counts: bool, field: str) -> list[int]:
+    """The token ids of a conversation's text."""
+    encode = target.encode_text if counts else target.encode_prompt
+    ids = encode(text, add_special_tokens=False, field=field)
+    if not ids:
+        raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
+    return ids
+
+
+def write_chat(
+    target: Target,
+    messages: list[dict[str, Any]],
+    tools: Any,
+    documents: Any,
+    variables: Mapping[str, Any] | None,
+    *,
+    begins: bool,
+    goes_on: bool,
+) -> str:
+    """The text of a conversation, as the chat template writes it."""
     tokenizer = target.tokenizer
     messages = place_thoughts(messages, tokenizer.chat_template)
 
@@ -464,11 +489,7 @@ def render_chat(
             text = _write_somehow(write_tools(messages, None), write, tokenizer)
         elif not variables:  # with other variables the template may write otherwise
             seen.add(kind)
-    encode = target.encode_text if counts else target.encode_prompt
-    ids = encode(text, add_special_tokens=False, field=field)
-    if not ids:
-        raise InputError("the chat template writes nothing for these messages; there is nothing to continue")
-    return ids
+    return text
 
 
 def _write_somehow(

@@ -9,7 +9,8 @@ from unspool.config.parameter import LARGEST_COUNT
 from unspool.errors import excerpt
 from unspool.numeric import is_whole
 from unspool.server.calls import Call, CallPart
-from unspool.server.chat import count_prompt, join_parts, read_chat
+from unspool.server.chat import count_prompt, read_chat
+from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
@@ -173,7 +174,7 @@ def _read_message(message: Any, where: str) -> list[dict[str, Any]]:
             texts.append(part)
     made = list(results)
     if texts or calls or not results:
-        said: dict[str, Any] = {"role": role, "content": join_parts(texts, where)}
+        said: dict[str, Any] = {"role": role, "content": join_content(texts, where)}
         said |= {"reasoning_content": "".join(thoughts)} if any(thoughts) else {}
         made.append(said | ({"tool_calls": calls} if calls else {}))
     return made

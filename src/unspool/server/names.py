@@ -348,7 +348,6 @@ _OLLAMA: Final = (
         schema={"anyOf": [{"type": "boolean"}, {"enum": ["low", "medium", "high"]}]},
     ),
     _refused("template", "templates run code, and come with the model alone", ""),
-    _refused("images", "models here read text alone"),
     _refused("suffix", "no model here fills in the middle", ""),
     _refused("context", "send the conversation to /api/chat"),
     _refused("tfs_z", "tail-free sampling is not offered; use min_p", 1, 1.0),
@@ -359,6 +358,7 @@ _OLLAMA: Final = (
 )
 _OLLAMA_GENERATE: Final = (
     Field(_own("prompt", "long text", "What to answer.")),
+    Field(_own("images", "object", "Pictures in base64, before the prompt."), schema=_ARRAY),
     Field(_own("system", "long text", "A system message.")),
     Field(_own("raw", "flag", "Continue the prompt as it is, without the chat template.", False)),
 )

@@ -69,6 +69,8 @@ class OllamaDialect:
         prompt, system = found.take("prompt"), found.take("system")
         found.names["messages"] = "prompt"
         if found.take("raw", False):
+            if found.take("images"):
+                raise refuse_field("images", "`images` go into the chat template, which `raw` leaves out")
             if system is not None:
                 raise refuse_field("system", "`system` goes into the chat template, which `raw` leaves out")
             wanted, top = found.take("logprobs", False), found.take("top_logprobs", 0)
@@ -79,7 +81,9 @@ class OllamaDialect:
                 order.logprobs = order.settings["logprobs"] = top
             return order
         messages = [] if system is None else [{"role": "system", "content": system}]
-        found.put("messages", [*messages, {"role": "user", "content": prompt}])
+        images = found.take("images")
+        pictured = {} if images is None else {"images": images}
+        found.put("messages", [*messages, {"role": "user", "content": prompt, **pictured}])
         return read_chat(found, target, "ollama-")
 
     def write(self, reply: Reply, choices: list[Choice], work: Work) -> dict[str, Any]:

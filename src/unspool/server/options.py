@@ -20,6 +20,8 @@ class ClientLimits:
     idle_seconds: float = 30.0  # that a connection may be open without a request
     body_bytes: int = 4 << 20
     audio_bytes: int = 64 << 20
+    pictures: int = 16  # of one request
+    picture_pixels: int = 1 << 26  # of one of them
     costly_bytes: int = 256 << 20  # of long bodies that wait to be read; a hard grammar counts as a MiB
     costly_bytes_per_client: int = 64 << 20  # the same, of a key, or of an address where there are no keys
     text_bytes: int = 2 << 20  # of a text whose tokens are listed or counted

@@ -61,6 +61,7 @@ class Order:
     shows_thoughts: bool = True  # where they are set apart from the text
     tenant: str = ""
     priority: int = 0
+    pictured: dict[str, Any] | None = None  # the prompt's ids and pixels, if it has pictures
     echoed: dict[str, Any] = field(default_factory=dict)  # what a dialect repeats in its answer
     created: int = field(default_factory=lambda: int(time.time()))
 

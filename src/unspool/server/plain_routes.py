@@ -18,6 +18,7 @@ from unspool.server.errands import Errand
 from unspool.server.messages import count_tokens
 from unspool.server.models import Served
 from unspool.server.orders import Target
+from unspool.server.pictures import has_parts
 from unspool.server.refusals import RequestError, read_error, refuse_field
 from unspool.server.state import ServerState
 from unspool.server.tracing import list_parameters
@@ -212,6 +213,8 @@ def _apply_template(body: dict[str, Any], target: Target) -> dict[str, Any]:
 
 def _render(given: dict[str, Any], target: Target) -> str:
     messages = read_messages(given["messages"], target)
+    if has_parts(messages):
+        raise refuse_field("messages", "pictures are no part of a prompt's text; leave them out")
     variables = given.get("chat_template_kwargs") or {}
     if {"messages", "tools", "chat_template", "tokenize", "return_tensors", "return_dict", "documents"} & set(
         variables

@@ -7,7 +7,8 @@ from typing import Any
 
 from unspool.errors import excerpt
 from unspool.server.calls import Call, CallPart, make_id
-from unspool.server.chat import join_parts, read_chat
+from unspool.server.chat import read_chat
+from unspool.server.contents import join_content, join_parts
 from unspool.server.dialect import Reply
 from unspool.server.fields import Found, read_fields
 from unspool.server.frames import frame
@@ -311,7 +312,7 @@ def _read_item(item: Any, where: str) -> dict[str, Any]:
     if kind == "message":
         if not isinstance(item.get("role"), str) or item.get("content") is None:
             raise refuse_field(where, f"{where} must have a role, such as user, and a content")
-        return {"role": item["role"], "content": join_parts(item["content"], where)}
+        return {"role": item["role"], "content": join_content(item["content"], where)}
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}

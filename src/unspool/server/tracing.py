@@ -48,6 +48,8 @@ class TraceDialect:
             found.settings.setdefault("max_new_tokens", TRACE_TOKENS)
         if given == ["messages"]:
             order = read_chat(found, target, "trace-")
+            if order.pictured is not None:
+                raise refuse_field("messages", "a trace follows a text; leave the pictures out")
         else:
             prompts = read_prompts(found.take("prompt"), target, add_special_tokens=adds)
             if len(prompts) > 1:

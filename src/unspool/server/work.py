@@ -95,7 +95,8 @@ class Work:
         if order.call_format is not None:
             settings = {**settings, "skip_special_tokens": False}
         try:
-            for prompt in order.prompts:
+            prompts: list[Any] = list(order.prompts) if order.pictured is None else [order.pictured]
+            for prompt in prompts:
                 self.requests.append(
                     engine.submit(
                         prompt, priority=order.priority, deadline=deadline, tenant=order.tenant, **dict(settings)

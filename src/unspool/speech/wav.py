@@ -133,3 +133,16 @@ def _read(stream: Readable, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+def encode_wav(samples: np.ndarray, rate: int) -> bytes:
+    """A WAV file of 16-bit samples from floats (channels, samples); what lies beyond full scale is cut."""
+    channels = samples.shape[0]
+    if not 0 < channels <= MOST_CHANNELS or not samples.size or not np.isfinite(samples).all():
+        raise InputError("a sound to write has 1 to 64 channels of finite samples")
+    whole: bytes = np.round(np.clip(samples.T, -1.0, 1.0) * 32767).astype("<i2").tobytes()
+    if len(whole) >= 1 << 32:
+        raise InputError("a WAV file has at most 4 GiB; write a shorter sound")
+    shape = struct.pack("<HHIIHH", _PCM, channels, rate, rate * channels * 2, channels * 2, 16)
+    head = b"WAVEfmt " + struct.pack("<I", len(shape)) + shape + b"data" + struct.pack("<I", len(whole))
+    return b"RIFF" + struct.pack("<I", len(head) + len(whole)) + head + whole

@@ -94,12 +94,12 @@ def test_a_cache_of_a_models_own_class_follows_the_beams() -> None:
 
 
 def test_models_with_parts_beside_their_decoder() -> None:
-    config = transformers.LlavaConfig(
+    config = transformers.VipLlavaConfig(
         text_config={**LLAMA, "model_type": "llama"},
         vision_config={**LLAVA_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 4},
         image_token_index=96,
     )
-    model = shake(transformers.LlavaForConditionalGeneration(config))
+    model = shake(transformers.VipLlavaForConditionalGeneration(config))
     inputs = make_inputs()
     expected = model.generate(**inputs, **NEW, do_sample=False)
     found = unspool.generate(model, **inputs, **NEW, return_dict_in_generate=True)

@@ -15,6 +15,7 @@ from unspool.models.adapters.door import (
     is_transformers_model,
     list_inputs,
     open_call,
+    runs_natively,
     runs_own_generate,
     set_native,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "read_settings",
     "run_own_loop",
     "run_their_loop",
+    "runs_natively",
     "runs_own_generate",
     "set_native",
     "wants_own_loop",

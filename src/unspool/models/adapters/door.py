@@ -73,6 +73,11 @@ def set_native(model: Any, native: bool | None) -> None:
         model.__dict__[NATIVE] = native
 
 
+def runs_natively(model: Any, native: bool | None) -> bool:
+    """Whether a call may run an object natively: as it says, or as the object was attached."""
+    return bool(model.__dict__.get(NATIVE, True) if native is None else native)
+
+
 def find_mixin() -> Any:
     """The class of transformers whose `generate` all its models have."""
     try:
@@ -169,7 +174,7 @@ def open_call(
     name_static_kind(settings, is_pair=is_pair)
     if given.get("inputs_embeds") is not None and not is_pair:
         settings.use_cache = True  # as transformers does: what follows embeddings is tokens
-    native = model.__dict__.get(NATIVE, True) if native is None else native
+    native = runs_natively(model, native)
     why, found = _explain_call(model, given, settings), TwinAnswer(None)
     if why is None and native and keeps_states(model) and _hides_states(inputs, given, settings):
         found = ask_twin(model)

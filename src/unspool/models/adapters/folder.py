@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from unspool.errors import LoadError, MissingExtraError, UnspoolError
+from unspool.errors import LoadError, MissingExtraError, UnspoolError, UnsupportedError
 from unspool.models.adapters.door import Adapted, adapt
 from unspool.models.adapters.sizes import check_built, check_claims
+from unspool.models.adapters.whole import WholeObject
 from unspool.models.weights import WeightSource
 from unspool.shortage import is_out_of_memory
 
@@ -30,7 +31,7 @@ def load_adapted(
     dtype: torch.dtype,
     name: str,
     by_choice: bool = False,
-) -> Adapted:
+) -> Adapted | WholeObject:
     """The model of a folder, read by transformers from safetensors only; code from the folder is never run.
 
     `by_choice` says that the caller asked for transformers, whether or not there is a native form.
@@ -44,7 +45,7 @@ def load_adapted(
         check_claims(config, tensors, f"the config.json of {folder}")
         model, missing = _read(transformers, folder, config, tensors, dtype)
         if not missing:
-            adapted = adapt(model.eval().to(device=device))
+            adapted = _adapt(model.eval().to(device=device))
     except UnspoolError:
         raise
     except Exception as error:  # a config can make transformers' code fail in any way
@@ -71,15 +72,12 @@ def _read(
     transformers: Any, folder: Path, config: Mapping[str, Any], tensors: WeightSource, dtype: torch.dtype
 ) -> tuple[Any, list[str]]:
     """The transformers model, and the names of missing tensors."""
-    auto: Any = transformers.AutoModelForCausalLM
-    if config.get("is_encoder_decoder"):
-        reads_sound = "num_mel_bins" in config
-        auto = transformers.AutoModelForSpeechSeq2Seq if reads_sound else transformers.AutoModelForSeq2SeqLM
+    auto = _choose_auto(transformers, config)
     word = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
-    with _silence(transformers):
+    with silence(transformers):
         settings = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            check_built(auto.from_config(settings, trust_remote_code=False), tensors, f"the config.json of {folder}")
+            check_built(_build(auto, settings), tensors, f"the config.json of {folder}")
         model, report = auto.from_pretrained(
             folder,
             trust_remote_code=False,
@@ -91,8 +89,79 @@ def _read(
     return model, sorted(report["missing_keys"])
 
 
+def _adapt(model: Any) -> Adapted | WholeObject:
+    """The adapter of a model, or the model as it is where it is more than a decoder with its prompt."""
+    if type(model).__name__ in _list_voices():
+        return WholeObject(model, f"a {type(model).__name__} writes sound")
+    try:
+        return adapt(model)
+    except UnsupportedError as error:
+        if not hasattr(model.config, "vision_config"):
+            raise
+        return WholeObject(model, str(error).split(";")[0])
+
+
+def _list_voices() -> set[str]:
+    """The classes that write sound."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kinds = ("TEXT_TO_WAVEFORM", "TEXT_TO_SPECTROGRAM")
+    tables = [getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}) for kind in kinds]
+    return {name for table in tables for name in {**table}.values()} | {"DiaForConditionalGeneration"}
+
+
+def _build(auto: Any, settings: Any) -> Any:
+    if hasattr(auto, "_model_mapping"):
+        return auto.from_config(settings, trust_remote_code=False)
+    return auto(settings)  # a class of models
+
+
+def _choose_auto(transformers: Any, config: Mapping[str, Any]) -> Any:
+    """The class of transformers that loads a folder's model."""
+    architectures = config.get("architectures")
+    listed = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    voice = next((name for name in listed if name in _list_voices()), None)
+    if voice is not None and hasattr(transformers, voice):
+        return getattr(transformers, voice)
+    if _is_pictured(transformers, config):
+        return transformers.AutoModelForImageTextToText
+    if config.get("is_encoder_decoder"):
+        reads_sound = "num_mel_bins" in config
+        return transformers.AutoModelForSpeechSeq2Seq if reads_sound else transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
+
+
+def _is_pictured(transformers: Any, config: Mapping[str, Any]) -> bool:
+    """Whether a config is of a class that reads pictures and is no decoder of texts to transformers."""
+    auto = transformers.models.auto.modeling_auto
+    names = [getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}) for kind in ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM")]
+    pictured, text = ({**named}.get(config.get("model_type")) for named in names)
+    architectures = config.get("architectures")
+    listed = architectures if isinstance(architectures, list) else []
+    return pictured is not None and (pictured in listed or text is None)
+
+
+def read_object(
+    transformers: Any, folder: Path, config: Mapping[str, Any], tensors: WeightSource, dtype: torch.dtype
+) -> Any:
+    """The transformers model of a folder; raises where tensors are missing."""
+    try:
+        check_claims(config, tensors, f"the config.json of {folder}")
+        model, missing = _read(transformers, folder, config, tensors, dtype)
+    except UnspoolError:
+        raise
+    except Exception as error:  # a config can make transformers' code fail in any way
+        if is_out_of_memory(error):
+            raise
+        message = " ".join(str(error).split())[:300]
+        raise LoadError(f"transformers can't load the model of {folder}: {type(error).__name__}: {message}") from error
+    if missing:
+        raise LoadError(f"{folder} lacks {len(missing)} tensors of its model ({', '.join(missing[:3])})")
+    return model.eval()
+
+
 @contextmanager
-def _silence(transformers: Any) -> Iterator[None]:
+def silence(transformers: Any) -> Iterator[None]:
     """Disable transformers' progress bar while weights are read."""
     logs = transformers.utils.logging
     was_on = logs.is_progress_bar_enabled()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from unspool.models.adapters.modules import walk
+from unspool.models.adapters.modules import walk_decoder
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size, torch.device, slice, range)
 _DEEPEST: Final = 6
@@ -27,6 +27,7 @@ FREE: Final = frozenset(
         *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_is_hf_initialized"),
         *("gradient_checkpointing", "_gradient_checkpointing_func", "generate", "generation_config"),
         *("name_or_path", "warnings_issued", "_loss_function", "loss_type", "hf_device_map", "_tp_size"),
+        "rope_deltas",  # what a call with pictures left for its own later passes
         *("_unspool_kept", "_unspool_runs_natively", "_require_grads_hook", "_require_grads_hooks"),
     }
 )
@@ -73,7 +74,7 @@ def _make(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _compare(model: nn.Module, fresh: nn.Module, used: frozenset[str]) -> str:
-    parts, others = walk(model), walk(fresh)
+    parts, others = walk_decoder(model), walk_decoder(fresh)
     kind = type(model).__name__
     for name in [*parts, *others]:
         if name not in others:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from torch import nn
+
+_LANGUAGES: Final = ("model.language_model", "model.text_model")  # where models that read pictures have theirs
 
 
 def walk(model: nn.Module) -> dict[str, nn.Module]:
@@ -22,6 +25,20 @@ def walk(model: nn.Module) -> dict[str, nn.Module]:
         before = name and f"{name}."
         ahead += [(before + inside, one) for inside, one in part._modules.items() if one is not None]
     return found
+
+
+def walk_decoder(model: nn.Module) -> dict[str, nn.Module]:
+    """The same without what reads pictures beside the language part: that runs its own forward, whatever it is."""
+    parts = walk(model)
+    inside = next((name for name in _LANGUAGES if name in parts), None)
+    if inside is None:
+        return parts
+    beside = f"{inside.split('.')[0]}."
+    return {
+        name: part
+        for name, part in parts.items()
+        if not name.startswith(beside) or name == inside or name.startswith(f"{inside}.")
+    }
 
 
 def find_misplaced(parts: Mapping[str, nn.Module]) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from unspool.kernels.bit_sums import sum_bits
-from unspool.models.adapters.modules import walk
+from unspool.models.adapters.modules import walk_decoder
 from unspool.models.paths.library import PACKING_LIMIT
 from unspool.models.sharing import SharedSource
 
@@ -33,7 +33,7 @@ class Numbers:
     def __init__(self, model: nn.Module, source: SharedSource) -> None:
         self._named = [
             (held, name)
-            for part in walk(model).values()
+            for part in walk_decoder(model).values()
             for held in (part._parameters, part._buffers)
             for name, tensor in held.items()
             if tensor is not None

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from unspool.models.adapters.fresh import FREE, explain_difference
-from unspool.models.adapters.modules import find_misplaced, walk
+from unspool.models.adapters.modules import find_misplaced, walk_decoder
 from unspool.models.adapters.originals import Originals
 
 _OF_ROOT: Final = FREE - {"_parameters", "_buffers", "_modules"}  # what of an object itself is not compared
@@ -63,7 +63,8 @@ class Structure:
     """
 
     def __init__(self, model: Any) -> None:
-        self._parts = [(part, type(part), _freeze(part.__dict__)) for part in walk(model).values() if part is not model]
+        parts = [part for part in walk_decoder(model).values() if part is not model]
+        self._parts = [(part, type(part), _freeze(part.__dict__)) for part in parts]
         self._kind, self._root = type(model), _freeze_root(model)
         configs = {id(one): one for one in (model.config, *(held.get("config") for _, _, held in self._parts))}
         self._configs = [(config, _describe(config)) for config in configs.values() if config is not None]
@@ -72,7 +73,7 @@ class Structure:
         self.reason = self._explain(model)
 
     def _explain(self, model: nn.Module) -> str:
-        parts = walk(model)
+        parts = walk_decoder(model)
         for name, part in parts.items():
             where = name or type(model).__name__
             if not type(part).__module__.startswith(("transformers.", "torch.")):

@@ -12,7 +12,7 @@ from torch import nn
 from unspool.errors import UnspoolError
 from unspool.models.adapters.adapted import set_evaluating
 from unspool.models.adapters.kept import find_kept
-from unspool.models.adapters.modules import walk
+from unspool.models.adapters.modules import walk_decoder
 from unspool.models.adapters.numbers import Numbers, find_room
 from unspool.models.adapters.structure import Structure, explain_context, explain_tensors
 from unspool.models.encoder_decoder.model import EncoderDecoder
@@ -20,6 +20,7 @@ from unspool.models.families.base import DecoderFamily
 from unspool.models.families.mamba import MambaFamily
 from unspool.models.families.mamba2 import Mamba2Family
 from unspool.models.families.pair import PairFamily
+from unspool.models.families.pictures import PictureFamily, name_language
 from unspool.models.mamba.model import Mamba
 from unspool.models.native import NativeModel
 from unspool.models.registry import build_model, find_family
@@ -125,10 +126,14 @@ def _read_config(model: Any) -> dict[str, Any]:
 
 
 def _list_held(model: nn.Module) -> dict[str, Any]:
-    """What an object's file would hold: its parameters, a tied one once, and biases that are not trained."""
+    """What an object's file would hold of what is run natively: its parameters, a tied one once, and biases that are
+    not trained."""
     stored = model.state_dict()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in stored}
-    return {**dict(model.named_parameters()), **buffers}
+    held = {**dict(model.named_parameters()), **buffers}
+    if not isinstance(find_family({"architectures": [type(model).__name__]}), PictureFamily):
+        return held
+    return {alone: held[name] for alone, name in name_language(held).items()}
 
 
 @torch.inference_mode(False)  # what is made here outlives a call in that mode
@@ -224,14 +229,16 @@ def _explain(model: Any) -> str:
     """Why an object can't be run natively; empty if it can."""
     kind = type(model)
     config = {"architectures": [kind.__name__]}
-    has_native = isinstance(find_family(config), DecoderFamily | PairFamily | MambaFamily | Mamba2Family)
+    has_native = isinstance(
+        find_family(config), DecoderFamily | PairFamily | MambaFamily | Mamba2Family | PictureFamily
+    )
     if not kind.__module__.startswith("transformers.models.") or not has_native:
         return f"{kind.__name__} has no native model"
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         return "its weights are quantised"
     if getattr(model, "_hf_peft_config_loaded", False) or getattr(model, "peft_config", None):
         return "it has adapters (PEFT)"
-    parts = walk(model)
+    parts = walk_decoder(model)
     reason = explain_tensors(parts)
     if reason:
         return reason

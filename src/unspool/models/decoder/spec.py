@@ -19,6 +19,7 @@ _CAN = frozenset(
         "early_exit",
         "compile",
         "stretches",
+        "seats",
     }
 )
 
@@ -42,6 +43,9 @@ class RopeSpec:
     frequencies: tuple[float, ...]  # radians per position, one per pair
     is_interleaved: bool  # the stored weights pair neighbours (else the two halves of a head)
     gain: float = 1.0
+    # Which of a token's three positions each pair is rotated by; empty: a token has one. Tokens of texts have three
+    # equal ones, so only prompts with pictures look at it.
+    axes: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:

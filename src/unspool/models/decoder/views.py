@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from unspool.cache import Cache, Span
+from unspool.errors import UnsupportedError
 from unspool.kernels.alibi import alibi_bias
 from unspool.kernels.forked import fold_mask
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import RotaryTable
+from unspool.kernels.seats import ALONE, Seats
 from unspool.models.decoder.ragged import can_read_rows
 from unspool.models.decoder.spec import DecoderSpec, RopeSpec
 from unspool.protocols import LayerKind
@@ -93,6 +95,40 @@ class AttentionViews:
                 view.factors = table[ragged.positions][None, :, None]  # (1, tokens, 1, pairs)
             views[kind] = view
         return views
+
+    def seat(self, views: dict[LayerKind, AttentionView], seats: Seats, cache: Cache, span: Span) -> None:
+        """Let the views of a pass over a whole prompt follow the places of its tokens."""
+        has_groups = bool((seats.groups != ALONE).any())
+        for kind, view in views.items():
+            if kind in self._ropes:
+                rope = self._spec.local_rope if kind == "sliding" and self._spec.local_rope else self._spec.rope
+                assert rope is not None
+                axes = list(rope.axes) or [0] * len(rope.frequencies)
+                view.factors = self._ropes[kind].find_factors(seats.turns[..., axes])
+            if has_groups:
+                window = self._spec.window if kind == "sliding" else None
+                view.mask = self._make_additive(self._see_groups(seats.groups, cache, span, window))
+                view.first_key, view.is_causal = 0, False
+
+    def _see_groups(self, groups: torch.Tensor, cache: Cache, span: Span, window: int | None) -> torch.Tensor:
+        """What a prompt's tokens see, if those of a group see each other: (rows, 1, new, keys)."""
+        if cache.sees_by_position:
+            raise UnsupportedError(
+                "pictures of this model are seen by all of their tokens at once, which needs a cache that keeps plain "
+                "keys; use cache_implementation='dynamic', 'static' or 'paged'"
+            )
+        mask = cache.mask(span, window)
+        if not isinstance(mask, torch.Tensor):
+            mask = torch.ones(span.num_new, span.num_new, dtype=torch.bool, device=groups.device).tril()[None, None]
+        if cache.stands_in_order(window):
+            places = torch.arange(mask.shape[-1], device=groups.device)[None].expand(groups.shape[0], -1)
+        else:
+            places = cache.key_positions(span, window)
+        inside = (places >= 0) & (places < span.num_new)
+        others = torch.where(inside, groups.gather(1, places.clamp(0, span.num_new - 1)), ALONE)  # (rows, keys)
+        own = torch.arange(span.num_new, device=groups.device)[None, :, None]
+        later = (groups[:, :, None] == others[:, None]) & (groups[:, :, None] != ALONE) & (places[:, None] > own)
+        return mask | later[:, None]
 
     def _make(self, kind: LayerKind, cache: Cache, span: Span, needs_all_keys: bool) -> AttentionView:
         window = self._spec.window if kind == "sliding" else None

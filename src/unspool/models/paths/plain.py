@@ -18,6 +18,7 @@ from unspool.kernels.activations import find_activation
 from unspool.kernels.presence import runs_kernels
 from unspool.kernels.ragged import Ragged
 from unspool.kernels.rotary import rotate_
+from unspool.kernels.seats import split_seats
 from unspool.models.decoder.head import check_positions, read_out
 from unspool.models.decoder.layers import DecoderWeights, Layer, norm_heads
 from unspool.models.decoder.mixture import feed_experts
@@ -106,7 +107,7 @@ class PlainPass:
                 states, _, _ = self.read(weights, new.tokens, cache, span, want, new.embeds, early)
             forward = read_out(self._spec, weights, states[:, -1], early, self._find_head(weights))
         else:
-            ragged = self._find_ragged(cache, span, want, flattens_rows)
+            ragged = None if self._has_seats(new) else self._find_ragged(cache, span, want, flattens_rows)
             if ragged is not None:
                 return self._run_ragged(weights, ragged, new)
             states, hidden, attentions = self.read(weights, new.tokens, cache, span, want, new.embeds, early)
@@ -115,6 +116,10 @@ class PlainPass:
             forward.hidden_states, forward.attentions = hidden, attentions
         forward.last_states = states if want.last_states else None
         return forward
+
+    def _has_seats(self, new: Pass) -> bool:
+        """Whether the tokens of a prompt have places of their own, which views of filled rows follow."""
+        return new.embeds is not None and new.embeds.shape[-1] > (self._spec.embedding_size or self._spec.hidden_size)
 
     def _is_step(self, new: Pass) -> bool:
         """Whether a pass reads one token per row after what the cache holds, or drafts: autograd need not record it."""
@@ -180,11 +185,16 @@ class PlainPass:
 
         Of `ragged` rows only the real tokens are given, as those of one row: (1, tokens, …).
         """
+        seats = None
+        if embeds is not None:
+            embeds, seats = split_seats(embeds, self._spec.embedding_size or self._spec.hidden_size)
         x = self._embed(tokens, embeds, span, ragged)  # (rows, new, hidden)
         if ragged is not None:
             views = self._views.make_ragged(cache, span, ragged)
         else:
             views = self._views.make(cache, span, needs_all_keys=want.attentions)
+        if seats is not None:
+            self._views.seat(views, seats, cache, span)
         hidden, attentions = [], []
         for index, layer in enumerate(weights.layers[: want.exit_layer]):
             if want.hidden_states:

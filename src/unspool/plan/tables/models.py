@@ -119,6 +119,18 @@ GIVEN_CACHE = CallMethod(
         *(_makes_another(name) for name in ("cache_implementation", "cache_config", "max_cache_len")),
     ),
 )
+OF_WHOLE_PROMPTS = CallMethod(
+    lambda facts: facts.shape.is_whole,
+    "the tokens of a picture see each other in this {info.family} model, so its prompt is read in one pass, and {why}",
+    (
+        CallPair("prefill_chunk_size", "{prefill_chunk_size} reads it in pieces; leave it out", UnsupportedError),
+        CallPair(
+            lambda facts: facts.cache_kind in ("quantized", "paged_quantized", "sink"),
+            "a {cache_kind} cache shows keys by their positions alone; use 'dynamic', 'static' or 'paged'",
+            UnsupportedError,
+        ),
+    ),
+)
 LEGACY_CACHE = CallMethod(
     "return_legacy_cache",
     "{return_legacy_cache} gives tuples, which can't hold {why}; leave it out",

@@ -11,7 +11,9 @@ import torch
 
 from unspool.api.calls import generate
 from unspool.api.core import as_model
+from unspool.api.language_model import LanguageModel
 from unspool.errors import InputError, SettingError, excerpt
+from unspool.pretrained.model import PretrainedModel
 
 MOST_ROWS = 4096  # of a batch
 
@@ -65,6 +67,18 @@ class Pipeline(ABC):
     @abstractmethod
     def _run(self, items: list[Any], settings: dict[str, Any]) -> list[Any]:
         """The results of a batch, one per input."""
+
+
+def open_language_model(model: Any, tokenizer: Any, what: str, remedy: str) -> LanguageModel:
+    """The short way over a pipeline's model; an object of transformers has none."""
+    if isinstance(model, PretrainedModel):
+        return model.as_language_model(tokenizer)
+    if isinstance(model, LanguageModel):
+        return model
+    raise SettingError(
+        f"a pipeline for {what} takes a name, a path, or a model of unspool's, not a {type(model).__name__}; for an "
+        f"object of transformers use {remedy}"
+    )
 
 
 def split_texts(inputs: Any) -> tuple[list[str], bool]:

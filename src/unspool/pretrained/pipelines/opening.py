@@ -17,10 +17,14 @@ from unspool.pretrained.auto import (
 )
 from unspool.pretrained.keywords import MODEL_KEYWORDS
 from unspool.pretrained.model import PretrainedModel
+from unspool.pretrained.pictures import AutoModelForImageTextToText
 from unspool.pretrained.pipelines.base import Pipeline
+from unspool.pretrained.pipelines.image_to_text import ImageTextToTextPipeline, ImageToTextPipeline
 from unspool.pretrained.pipelines.speech import SpeechPipeline
 from unspool.pretrained.pipelines.text_generation import TextGenerationPipeline
+from unspool.pretrained.pipelines.text_to_audio import TextToAudioPipeline
 from unspool.pretrained.pipelines.text_to_text import Text2TextPipeline
+from unspool.pretrained.voices import AutoModelForTextToWaveform
 
 _TASKS: dict[str, tuple[type[Pipeline], Any]] = {
     "text-generation": (TextGenerationPipeline, AutoModelForCausalLM),
@@ -28,14 +32,18 @@ _TASKS: dict[str, tuple[type[Pipeline], Any]] = {
     "summarization": (Text2TextPipeline, AutoModelForSeq2SeqLM),
     "translation": (Text2TextPipeline, AutoModelForSeq2SeqLM),
     "automatic-speech-recognition": (SpeechPipeline, AutoModelForSpeechSeq2Seq),
+    "text-to-speech": (TextToAudioPipeline, AutoModelForTextToWaveform),
+    "text-to-audio": (TextToAudioPipeline, AutoModelForTextToWaveform),
+    "image-to-text": (ImageToTextPipeline, AutoModelForImageTextToText),
+    "image-text-to-text": (ImageTextToTextPipeline, AutoModelForImageTextToText),
 }
 # How a model is loaded; a name may be a setting of calls too.
 _LOADING = ("dtype", "torch_dtype", "device_map", "revision", "token", "use_auth_token", "trust_remote_code")
 _REFUSED = {
     "config": "a model is built from the config.json in its folder",
     "feature_extractor": "sounds are read by unspool's own features",
-    "image_processor": "models that read images run as objects of transformers",
-    "processor": "sounds are read by unspool's own features",
+    "image_processor": "the model's folder says how its pictures are read",
+    "processor": "the model's folder says how its inputs are read",
     "pipeline_class": "derive a class from Pipeline and call it",
     "framework": "torch is the framework",
 }
@@ -77,12 +85,29 @@ def pipeline(
         model = auto.from_pretrained(place, **loading)
     elif loading.pop("device", None) is not None:
         model = model.to(device if device != -1 else "cpu")
+    if kind is TextToAudioPipeline:
+        return _open_voice(task, model, tokenizer, place, assistant_model, settings)
     tokenizer = _find_tokenizer(tokenizer, model, place, loading)
     if assistant_model is not None:
         settings |= _open_assistant(assistant_model, assistant_tokenizer, tokenizer, model, loading)
     elif assistant_tokenizer is not None:
         raise SettingError("`assistant_tokenizer` is a draft model's; give assistant_model too")
     return kind(task, model, tokenizer, **settings)
+
+
+def _open_voice(
+    task: str, model: Any, tokenizer: Any, place: Any, assistant: Any, settings: dict[str, Any]
+) -> TextToAudioPipeline:
+    """A pipeline for sound; the folder's processor reads its texts."""
+    if assistant is not None:
+        raise SettingError("`assistant_model` drafts texts; leave it out")
+    named = tokenizer if isinstance(tokenizer, str | PathLike) else place
+    folder = named or getattr(model, "name_or_path", "")
+    if not folder:
+        raise SettingError(
+            f"this {type(model).__name__} came without its folder, whose processor reads texts: give it as tokenizer="
+        )
+    return TextToAudioPipeline(task, model, str(folder), settings.pop("vocoder", None), **settings)
 
 
 def _is_translation(task: Any) -> bool:
@@ -110,6 +135,8 @@ def _find_task(model: Any) -> str:
     """The task that a model's kind implies."""
     if isinstance(model, str | PathLike):
         raise SettingError(f"say what {str(model)!r:.80} is for: pipeline('text-generation', model=…)")
+    if getattr(model, "pictures", None) is not None:
+        return "image-text-to-text"
     info = as_model(model).info
     if info.features is not None:
         return "automatic-speech-recognition"

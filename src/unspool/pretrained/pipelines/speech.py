@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unspool.api.language_model import LanguageModel
-from unspool.errors import SettingError
-from unspool.pretrained.model import PretrainedModel
-from unspool.pretrained.pipelines.base import Pipeline
+from unspool.pretrained.pipelines.base import Pipeline, open_language_model
 
 
 class SpeechPipeline(Pipeline):
@@ -21,15 +18,7 @@ class SpeechPipeline(Pipeline):
 
     def __init__(self, task: str, model: Any, tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(task, model, tokenizer, **settings)
-        if isinstance(model, PretrainedModel):
-            self._lm = model.as_language_model(tokenizer)
-        elif isinstance(model, LanguageModel):
-            self._lm = model
-        else:
-            raise SettingError(
-                f"a pipeline for speech takes a name, a path, or a model of unspool's, not a {type(model).__name__}; "
-                "for an object of transformers use unspool.generate(model, input_features=…)"
-            )
+        self._lm = open_language_model(model, tokenizer, "speech", "unspool.generate(model, input_features=…)")
 
     def _split(self, inputs: Any) -> tuple[list[Any], bool]:
         if isinstance(inputs, list | tuple) and inputs and not isinstance(inputs[0], int | float | np.number):
