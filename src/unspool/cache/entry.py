@@ -27,6 +27,7 @@ class KeyShape:
     layer_kinds: tuple[str, ...] = ()  # "full" or "sliding", one per layer; empty: all "full"
     window: int | None = None  # keys that a "sliding" layer sees
     config: Any = None  # the model's own, for kinds that hold something else than keys
+    layer_devices: tuple[torch.device, ...] = ()  # where each layer lies; empty: all on the device
 
     def as_config(self) -> SimpleNamespace:
         """The same under the names that model configs use."""

@@ -17,6 +17,7 @@ from unspool.cache.paged.cache import PagedCache
 from unspool.cache.paged.pool import BLOCK_SIZE, check_pool
 from unspool.cache.quantized import QUANTIZED_CACHES, QuantizedHybridCache, QuantizedStaticCache
 from unspool.cache.sink import SinkCache
+from unspool.cache.sizes import DeviceMap
 from unspool.cache.sliding import HybridCache, SlidingWindowCache
 from unspool.cache.static import StaticCache
 from unspool.cache.stores.memory import Allocate
@@ -58,7 +59,8 @@ def make_static(shape: KeyShape, rows: int, capacity: int | None, options: Optio
     device = options.get("device")
     if device is not None and torch.device(device).type != shape.device.type:
         raise SettingError(f"`cache_config` puts the keys on {device}, the model is on {shape.device}; leave it out")
-    return StaticCache(shape.as_config(), *_find_size(rows, capacity, options), shape.device, shape.dtype)
+    places: DeviceMap = dict(enumerate(shape.layer_devices))
+    return StaticCache(shape.as_config(), *_find_size(rows, capacity, options), shape.device, shape.dtype, places)
 
 
 def make_mamba(shape: KeyShape, rows: int, capacity: int | None, options: Options) -> Cache:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unspool.cache import Cache, DynamicCache, Span
+from unspool.cache import Cache, DynamicCache, KeyShape, Span
 from unspool.cache.sink import KeyRotation
 from unspool.config import CompileConfig
 from unspool.errors import InputError, UnsupportedError
@@ -151,6 +151,10 @@ class Decoder(WithLibrary, NativeModel):
                 f"{', '.join(map(str, self.placement.devices))}; use {' or '.join(map(repr, _SPREAD_KINDS))}"
             )
         return self._new_own_cache(kind, rows, capacity, self.spec.num_layers, config)
+
+    def _key_shape(self, num_layers: int) -> KeyShape:
+        shape = super()._key_shape(num_layers)
+        return shape if self.placement is None else replace(shape, layer_devices=self.placement.layers)
 
     # --- a forward pass ------------------------------------------------------------------------------
     @explain_shortage("a model read tokens")
