@@ -11,7 +11,7 @@ from tests.fakes import pad_left
 
 import unspool
 from unspool import LanguageModel
-from unspool.errors import InputError, SettingError, UnspoolError
+from unspool.errors import InputError, SettingError, UnspoolError, UnsupportedError
 
 # --- prompts ------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ def test_embeddings_and_no_prompt(lm: LanguageModel) -> None:
         ([None], {}, InputError, "not a NoneType"),
         ({}, {}, InputError, "what a tokenizer returns"),
         ({"role": "user", "content": "hello"}, {}, InputError, "a chat is a list of messages"),
-        ({"input_ids": [[1, 2]], "pixel_values": 1}, {}, InputError, "pixel_values"),
+        ({"input_ids": [[1, 2]], "pixel_values": 1}, {}, UnsupportedError, "reads text alone"),
         ({"input_ids": [1.5]}, {}, InputError, "whole numbers"),
         ([[1, 2**70]], {}, InputError, "can't be a token id"),
         ([1, 160], {}, InputError, "the id 160, outside the model's vocabulary of 160"),

@@ -64,7 +64,7 @@ def test_without_a_command_the_help_is_an_error(cli: Callable[..., Any]) -> None
         (
             ("frobnicate",),
             "there is no command 'frobnicate'. The commands are: "
-            "run, chat, batch, serve, studio, transcribe, compress, explain",
+            "run, chat, batch, serve, studio, transcribe, speak, explain, compress",
         ),
         (("--versoin",), "unknown option --versoin; did you mean --version?"),
         (("run", "--temprature", "0.3", "hi"), "unknown option --temprature; did you mean --temperature?"),

@@ -69,8 +69,8 @@ def test_calls_with_equal_settings_have_in_common_what_follows_from_them() -> No
     assert (short.prompt_width, long.prompt_width, short.max_length, long.max_length) == (2, 9, 22, 29)
     other = plan_for(shape=SHAPE, top_k=4, do_sample=True)
     assert other.derived is not short.derived
-    marked = [plan_for(do_sample=True, watermarking_config=WatermarkingConfig(bias=2.0)) for _ in range(2)]
-    assert marked[0].derived is not marked[1].derived  # objects are not compared
+    marked = [plan_for(do_sample=True, watermarking_config=WatermarkingConfig(bias=bias)) for bias in (2.0, 2.0, 3.0)]
+    assert marked[0].derived is marked[1].derived is not marked[2].derived
 
 
 def test_values_are_described_by_what_they_are() -> None:
@@ -79,5 +79,9 @@ def test_values_are_described_by_what_they_are() -> None:
     assert describe_values({"a": 1, "b": 2}) != describe_values({"a": 1}, {"b": 2})
     assert describe_values({"a": []}) != describe_values({"a": {}}) != describe_values({"a": None})
     assert describe_values({"a": {}}) == describe_values({"a": {}})
-    for value in (object(), {"b": 1}, [[1]], list(range(1000)), assign()):
+    assert (
+        describe_values({"a": {"b": [1]}}) == describe_values({"a": {"b": [1]}}) != describe_values({"a": {"b": [2]}})
+    )
+    assert describe_values({"a": {"b": 1}}) != describe_values({"a": {"b": True}}) != describe_values({"a": [["b", 1]]})
+    for value in (object(), {"b": object()}, [[object()]], list(range(1000)), assign()):
         assert describe_values({"a": value}) is None

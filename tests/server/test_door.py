@@ -57,7 +57,11 @@ def ask(server: RunningServer, path: str = "/v1/chat/completions", **fields: Any
         ({"priority": 5}, "priority", "above what this server"),
         ({"messages": []}, "messages", "must not be empty"),
         ({"messages": [{"content": "x"}]}, "messages[0]", "a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "read text alone"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0]",
+            "a picture is a data: URI",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "there are none"),
         ({"stream_options": {"include_usage": 3}}, "stream_options", "true or false"),
         ({"stop": ["a"] * 17}, "stop", "17 stop strings"),

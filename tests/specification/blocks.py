@@ -21,12 +21,15 @@ OTHERWISE = {
     ("decoding_methods", 15): ("the text of an error", "recipes/test_recipes::requirements"),
     ("decoding_methods", 16): ("a recipe's file", "recipes/test_recipes::a_folder_in_the_references_manner"),
     ("first_steps", 0): ("a shell command: `pip install 'unspool[hub]'`", "cli/test_package::*"),
+    ("first_steps", 4): (
+        "fetches an image from the web; a chat with one",
+        "api/test_pictured::chats_are_answered_as_transformers_does",
+    ),
+    ("utilities", 2): (
+        "MusicGen needs an audio codec: a small random one",
+        "pretrained/test_voices::the_documents_example",
+    ),
     ("first_steps", 5): ("an import that is not finished, which is no Python", "pretrained/test_auto::speech"),
-}
-# Blocks of what other parts bring, with a word that their tests have once they are there.
-AWAITED = {
-    ("first_steps", 4): ("fetches an image from the web, and shows nothing of generation", "image-to-text"),
-    ("utilities", 2): ("MusicGen needs an audio codec", "MusicgenForConditionalGeneration.from_pretrained"),
 }
 # Scripts that run natively and not over transformers' objects, and why.
 NATIVE_ALONE = {

@@ -69,11 +69,8 @@ def _show_block(block: blocks.Block) -> str:
         native = f"`{block.script.name}`"
         over = f"no: {block.native_alone}" if block.native_alone else "yes"
         return f"| {block.document} {block.number:02} | {native} | {over} |"
-    if block.key in blocks.OTHERWISE:
-        reason, test = blocks.OTHERWISE[block.key]
-        return f"| {block.document} {block.number:02} | {reason} | {show_test(test)} |"
-    reason, word = blocks.AWAITED[block.key]
-    return f"| {block.document} {block.number:02} | {reason} | {find_awaited(word)} |"
+    reason, test = blocks.OTHERWISE[block.key]
+    return f"| {block.document} {block.number:02} | {reason} | {show_test(test)} |"
 
 
 def _list_settings() -> list[str]:

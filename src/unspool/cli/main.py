@@ -134,8 +134,7 @@ def _format_help(stream: TextIO) -> str:
 
     commands = "\n".join(f"  {name:<16}{summary}" for name, summary in COMMANDS.items())
     return (
-        f"{heading('unspool')} turns a language model into text.\n"
-        f"{heading('usage')}: unspool COMMAND …\n"
+        f"{heading('usage')}: unspool COMMAND …   (turns a language model into text)\n"
         f"{heading('commands')}:\n{commands}\n"
         f"{heading('options')}:\n"
         "  -h, --help     Show this help; unspool COMMAND --help shows a command's.\n"

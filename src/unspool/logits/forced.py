@@ -90,10 +90,7 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
 class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
     """Forbids tokens at the first place that is written."""
 
-    def __init__(
-        self, begin_suppress_tokens: Any, begin_index: int, device: Any = "cpu", *, follows_forced: bool = False
-    ) -> None:
-        self._follows_forced = follows_forced  # rows of one token begin with a forced one
+    def __init__(self, begin_suppress_tokens: Any, begin_index: int, device: Any = "cpu") -> None:
         self._tokens = TokenIds("begin_suppress_tokens", begin_suppress_tokens)
         self.begin_suppress_tokens = torch.tensor(self._tokens.ids, device=device)
         self.set_begin_index(begin_index)
@@ -108,29 +105,41 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
         return self._begin.given
 
     def __call__(
-        self,
-        input_ids: torch.Tensor,
-        scores: torch.Tensor,
-        starts: torch.Tensor | None = None,
-        pads: torch.Tensor | None = None,
+        self, input_ids: torch.Tensor, scores: torch.Tensor, starts: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The scores, at the first place with the tokens at -inf."""
-        if starts is not None or (self._follows_forced and pads is not None):
-            begin = self._begin.column(scores, torch.int64)
-            if starts is None and pads is not None:
-                starts, begin = torch.zeros_like(pads), begin + (begin - pads[:, None] <= 1)
-            assert starts is not None
-            is_first = input_ids.shape[-1] - starts[:, None] == begin
-            return torch.where(is_first, scores.index_fill(-1, self._tokens.index(scores), -INF), scores)
+        if starts is not None:
+            return self._forbid(scores, input_ids.shape[-1] - starts == self._begin.column(scores, torch.int64)[:, 0])
         if input_ids.shape[-1] != self.begin_index:
             return scores
         return scores.index_fill(-1, self._tokens.index(scores), -INF)
+
+    def _forbid(self, scores: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
+        """The scores of the rows (rows,) that are at the first place with the tokens at -inf."""
+        return torch.where(is_first[:, None], scores.index_fill(-1, self._tokens.index(scores), -INF), scores)
 
     def find_forbidden(self, width: int) -> Sequence[int] | None:
         """The tokens, at the first place."""
         if self._begin.is_per_row:
             return None
         return self._tokens.ids if width == self.begin_index else ()
+
+
+class SuppressTokensBehindForcedOnes(SuppressTokensAtBeginLogitsProcessor):
+    """The same where a row whose prompt is one token begins with a forced one, and so has its first place behind it."""
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        pads: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The scores, at each row's first place with the tokens at -inf."""
+        if starts is not None or pads is None:
+            return super().__call__(input_ids, scores, starts)
+        begin = self._begin.column(scores, torch.int64).flatten()
+        return self._forbid(scores, input_ids.shape[-1] == begin + (begin - pads <= 1))
 
 
 def _read_allowed(allowed: Any, device: torch.device) -> torch.Tensor:

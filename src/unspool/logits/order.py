@@ -71,6 +71,12 @@ def _make_dry(processor: Any, build: Build) -> Any:
     return processor(build.value, build.get("dry_base"), build.get("dry_allowed_length"), breakers)
 
 
+def _make_begin_suppression(processor: Any, build: Build) -> Any:
+    """Forbids tokens at each row's first place, which a forced token may move."""
+    made = resolve("unspool.logits.forced:SuppressTokensBehindForcedOnes") if build.forces_first else processor
+    return made(build.value_ids, build.first_free_column)
+
+
 def _make_grammar(processor: Any, build: Build) -> Any:
     """The processor of a grammar: of all that is written, or of what follows thoughts."""
     made = (
@@ -356,7 +362,7 @@ _CONTROL: tuple[ProcessorEntry, ...] = (
                 "begin_suppress_tokens", "id list", "control", "Tokens that are not written first.", off=([], ())
             ),
         ),
-        make=lambda kind, build: kind(build.value_ids, build.first_free_column, follows_forced=build.forces_first),
+        make=_make_begin_suppression,
     ),
     # The caller's own processors stand here.
 )

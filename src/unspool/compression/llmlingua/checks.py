@@ -13,7 +13,7 @@ MOST_CHARACTERS: Final = 1 << 24  # of all texts of a call
 MOST_CONTEXTS: Final = 1 << 16
 MOST_TOKENS: Final = 1 << 24
 
-_BUDGET = re.compile(r"\s*([-+*/])\s*(\d{1,12}(?:\.\d{1,12})?)\s*")
+_BUDGET = re.compile(r"([-+*/])\s{0,16}(\d{1,12}(?:\.\d{1,12})?)")
 
 
 def read_contexts(context: Any) -> list[str]:
@@ -85,7 +85,7 @@ def check_target(value: Any, name: str = "target_token") -> float:
 
 def read_budget(budget: Any, target: float) -> float:
     """What a budget such as "+100" or "*1.5" makes of a target: an operator and a number, and never an expression."""
-    found = _BUDGET.fullmatch(budget) if isinstance(budget, str) else None
+    found = _BUDGET.fullmatch(budget.strip()) if isinstance(budget, str) else None
     if found is None:
         raise SettingError(
             f"`context_budget`={excerpt(budget)} must be an operator and a number, as '+100', '-30', '*1.5' or '/2'"

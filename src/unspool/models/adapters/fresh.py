@@ -32,6 +32,13 @@ FREE: Final = frozenset(
     }
 )
 
+_HOOKS: Final = frozenset(  # which are looked at by themselves (structure.py)
+    {
+        *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+        *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    }
+)
+
 
 class _WithoutMatrices(TorchFunctionMode):
     """Inside it, what modules allocate for their parameters takes no memory."""
@@ -103,7 +110,7 @@ def list_ties(model: nn.Module) -> list[tuple[str, ...]]:
 def _compare_attributes(where: str, part: nn.Module, other: nn.Module, used: frozenset[str]) -> str:
     mine, theirs = part.__dict__, other.__dict__
     for name in [*mine, *theirs]:
-        if name in FREE:
+        if name in FREE or name in _HOOKS:
             continue
         if name not in mine:
             return f"{where}.{name} is missing"

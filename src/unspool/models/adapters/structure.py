@@ -78,7 +78,8 @@ class Structure:
             where = name or type(model).__name__
             if not type(part).__module__.startswith(("transformers.", "torch.")):
                 return f"{where} is a {type(part).__name__} of another package"
-            if part._forward_hooks or part._forward_pre_hooks or "_hf_hook" in part.__dict__:
+            hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+            if not all(map(_records_alone, hooks)) or "_hf_hook" in part.__dict__:
                 return f"{where} has hooks"
             if "forward" in part.__dict__:
                 return f"the forward of {where} was replaced"
@@ -108,6 +109,11 @@ class Structure:
             return ""
         found = next((part for part, _, _ in self._parts if part.__dict__.get("training")), None)
         return "" if found is None else f"a {type(found).__name__} in it is in training mode"
+
+
+def _records_alone(hook: Any) -> bool:
+    """Whether a hook is one of those that transformers leaves in an object whose states were asked for once."""
+    return getattr(hook, "__globals__", {}).get("__name__") == "transformers.utils.output_capturing"
 
 
 def _freeze_root(model: nn.Module) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from unspool.errors import UnsupportedError
+from unspool.forks import make_lock
 from unspool.kernels.seats import ALONE, NUM_AXES, Seats
 from unspool.models.adapters.folder import read_object
 from unspool.models.adapters.pictures.embedding import EmbeddedPrompts, embed_prompts
@@ -44,7 +44,7 @@ class PictureReader:
         self._family = family if isinstance(family, PictureFamily) else None
         self._processor: PictureProcessor | None = None
         self._vision: Any = None
-        self._lock = threading.Lock()
+        self._lock = make_lock(self, "_lock")
 
     @property
     def is_native(self) -> bool:
