@@ -109,7 +109,8 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
     ) -> torch.Tensor:
         """The scores, at the first place with the tokens at -inf."""
         if starts is not None:
-            return self._forbid(scores, input_ids.shape[-1] - starts == self._begin.column(scores, torch.int64)[:, 0])
+            begin = self._begin.column(scores, torch.int64).flatten()
+            return self._forbid(scores, torch.eq(input_ids.shape[-1] - starts, begin))
         if input_ids.shape[-1] != self.begin_index:
             return scores
         return scores.index_fill(-1, self._tokens.index(scores), -INF)
@@ -139,7 +140,7 @@ class SuppressTokensBehindForcedOnes(SuppressTokensAtBeginLogitsProcessor):
         if starts is not None or pads is None:
             return super().__call__(input_ids, scores, starts)
         begin = self._begin.column(scores, torch.int64).flatten()
-        return self._forbid(scores, input_ids.shape[-1] == begin + (begin - pads <= 1))
+        return self._forbid(scores, torch.eq(begin + (begin - pads <= 1), input_ids.shape[-1]))
 
 
 def _read_allowed(allowed: Any, device: torch.device) -> torch.Tensor:
