@@ -406,3 +406,13 @@ def test_what_was_chosen_before_a_failure_is_told_first(monkeypatch: pytest.Monk
         for emitted in start(model, torch.tensor([[5, 17, 90]]), max_new_tokens=20, repetition_penalty=1.2):
             told.append(emitted.tokens)
     assert len(told) == 6
+
+
+def test_mirostat_goes_on_when_other_rows_have_ended() -> None:
+    """What it remembers of a step is its row's, whoever has left in between."""
+    lm = load_model("llama")
+    told = {"do_sample": True, "mirostat_tau": 2.0, "eos_token_id": None}
+    alone = lm.generate([[5, 6, 7]], max_new_tokens=16, seed=3, **told)
+    for others in ([2, 3], [5, 1], [7, 8]):
+        found = lm.generate([[5, 6, 7], [9, 8], [11, 12, 13]], max_new_tokens=[16, *others], seed=[3, 4, 5], **told)
+        assert found.token_ids[0] == alone.token_ids[0]
