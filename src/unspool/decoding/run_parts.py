@@ -148,13 +148,13 @@ def _takes_suggestion(parts: RunParts) -> bool:
     one that `speculate="auto"` chose takes all that can be."""
     drafting = parts.plan.drafting
     if drafting is not None and drafting.is_auto:
-        return not any(getattr(processor, "remembers_steps", False) for processor in parts.processors)
+        return not parts.processors.remembers_steps
     return (
         parts.num_decoded_rows == 1
         and not parts.wants_every_row
         and parts.hooks.cache is None
         and parts.plan.cache_kind == "dynamic"
-        and not any(getattr(processor, "remembers_steps", False) for processor in parts.processors)
+        and not parts.processors.remembers_steps
     )
 
 

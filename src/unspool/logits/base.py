@@ -113,6 +113,11 @@ class LogitsProcessorList(list[Any]):
         self.starts = starts
         self._sent: torch.Tensor | None = None  # the same on a device
 
+    @property
+    def remembers_steps(self) -> bool:
+        """Whether one of them carries something from one step to the next."""
+        return any(getattr(processor, "remembers_steps", False) for processor in self)
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """The scores after every processor."""
         if self.starts is not None:

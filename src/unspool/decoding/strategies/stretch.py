@@ -98,6 +98,6 @@ class StretchTurns(TokenTurns):
 
 def can_stretch(scorer: Scorer, rows: Rows) -> bool:
     """Whether the model takes steps several at a time, and nothing in the call has to see what lies between them."""
-    # What a processor remembers of steps behind a row's end can't be taken back from the rows that go on.
-    remembers = any(getattr(processor, "remembers_steps", False) for processor in scorer.processors)
-    return rows.device.type == "cpu" and not remembers and scorer.can_choose and takes_stretches(scorer.reader)
+    if scorer.processors.remembers_steps:  # of steps behind the end of a row, too, which can't be taken back
+        return False
+    return rows.device.type == "cpu" and scorer.can_choose and takes_stretches(scorer.reader)
